@@ -122,7 +122,7 @@ def unproven(facts: Facts) -> str | None:
         return "nothing was ever proven here"
     if verdict is None:
         return f"generation {generation.n} has no verdict"
-    if verdict.get("kind") not in ("EXACT", "NEAR_TIE"):
+    if not verdict.get("passed"):
         return f"the last verdict is {verdict.get('kind')}"
     binds = verdict.get("binds") or {}
     if binds.get("generation") != generation.n:
