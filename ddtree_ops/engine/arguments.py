@@ -64,7 +64,7 @@ def check_arguments(a: Arguments) -> None:
         budget = a.speculative_ddtree_budget
         if budget is not None and a.speculative_num_draft_tokens not in (None, budget + 1):
             raise ArgumentError(
-                f"--speculative-num-draft-tokens {a.speculative_num_draft_tokens} must be budget + 1 = {budget + 1} for DDTREE"
+                f"--speculative-num-draft-tokens {a.speculative_num_draft_tokens} must be budget + 1 = {budget + 1}"
             )
     if a.fault is not None and a.speculative_algorithm is None:
         raise ArgumentError(f"--fault {a.fault} needs --speculative-algorithm DFLASH or DDTREE")

@@ -39,15 +39,15 @@ def _bias(allowed: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 class PromptAttention:
     """Causal attention inside each of the concatenated prompts; also stores their KV. No mask buffer, no draft."""
 
-    def __init__(self, pool: KVPool, kv_heads: int, slots: Tensor, lengths: list[int]) -> None:
+    def __init__(self, pool: KVPool, slots: Tensor, lengths: list[int]) -> None:
         """slots int64 [rows]: where row t's KV goes; lengths: rows of each prompt, in order."""
-        self._pool, self._kv_heads, self._slots, self._lengths = pool, kv_heads, slots, lengths
+        self._pool, self._slots, self._lengths = pool, slots, lengths
 
     def __call__(self, layer: int, query: Tensor, kv: Tensor) -> Tensor:
         self._pool.write(layer, self._slots, kv)
         outputs = []
-        for q, own in zip(query.split(self._lengths), kv.split(self._lengths), strict=True):
-            keys, values = own.transpose(0, 1).unsqueeze(0).split(self._kv_heads, dim=1)
+        for q, own in zip(torch.split(query, self._lengths), torch.split(kv, self._lengths), strict=True):
+            keys, values = own.transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
             mixed = F.scaled_dot_product_attention(
                 q.transpose(0, 1).unsqueeze(0), keys, values, is_causal=True, enable_gqa=True
             )
@@ -80,7 +80,7 @@ class BlockAttention:
     """Every row of a draft block over the whole context and the whole block, non-causally; stores nothing."""
 
     def __init__(self, pool: KVPool, heads: tuple[int, int], context: Tensor, lengths: Tensor, block: int) -> None:
-        """heads (query, kv); context [batch, P] slots of which the first lengths [batch] count; block rows a request."""
+        """heads (query, kv); context [batch, P] slots, the first lengths [batch] count; block: rows a request."""
         self._pool, self._kv_heads, self._context = pool, heads[1], context
         batch, columns = context.shape
         allowed = torch.ones(batch, 1, columns + block, dtype=torch.bool)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def load_draft_config(directory: Path, target: ModelConfig) -> DraftConfig:
 def _layer_ids(value: object, layers: int, path: Path) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or not all(type(item) is int for item in value):
         raise ConfigError(f"{path}: target_layer_ids must be a list of integers, got {value!r}")
-    if any(b <= a for a, b in zip(value, value[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(value)):
         raise ConfigError(f"{path}: target_layer_ids {value} must ascend: SGLang captures in layer order")
     if value[0] < 0 or value[-1] >= layers - 1:
         raise ConfigError(

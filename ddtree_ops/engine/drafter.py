@@ -37,7 +37,7 @@ class Drafter:
         self._pool = KVPool(config.model, slots, target.dtype)
 
     def append(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Add target features [rows, layers * hidden] of committed tokens to the context, at slots and positions [rows]."""
+        """Add committed tokens' target features [rows, layers * hidden] to the context, at slots, positions [rows]."""
         context = self._rms(F.linear(features, self._fc), self._hidden_norm)
         rope = self._rotary.at(positions)
         for index, layer in enumerate(self._layers):

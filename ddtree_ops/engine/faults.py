@@ -13,6 +13,6 @@ class Fault(StrEnum):
 
 
 FAULTS: dict[Fault, str] = {
-    Fault.MASK_ROWS_BY_BLOCK_SIZE: "tree mask rows are written block_size apart and read W apart; none when W == block_size",
-    Fault.ROPE_BY_INDEX: "tree nodes get RoPE position prefix + node index, not prefix + depth; none when the tree is a chain",
+    Fault.MASK_ROWS_BY_BLOCK_SIZE: "mask rows are written block_size apart, read W apart; harmless if W == block_size",
+    Fault.ROPE_BY_INDEX: "tree nodes sit at RoPE position L + node index, not L + depth; harmless in a chain",
 }

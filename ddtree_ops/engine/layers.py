@@ -17,7 +17,7 @@ class Attend(Protocol):
     """Attention over whatever keys the caller keeps: how rows see one another is not the layer's business."""
 
     def __call__(self, layer: int, query: Tensor, kv: Tensor) -> Tensor:
-        """query [rows, heads, head_dim] and the rows' own kv [rows, 2 * kv_heads, head_dim] -> [rows, heads * head_dim]."""
+        """query [rows, heads, head_dim], own kv [rows, 2 * kv_heads, head_dim] -> [rows, heads * head_dim]."""
 
 
 class Rotary:

@@ -43,13 +43,13 @@ def resolve(a: Arguments) -> Resolved:
         if a.speculative_ddtree_budget is not None and a.speculative_ddtree_topk is not None:
             if a.speculative_ddtree_topk > model.vocab_size:
                 raise ArgumentError(
-                    f"--speculative-ddtree-topk {a.speculative_ddtree_topk} exceeds the vocabulary of {model.vocab_size}"
+                    f"--speculative-ddtree-topk {a.speculative_ddtree_topk} exceeds the vocabulary, {model.vocab_size}"
                 )
             asked = a.speculative_ddtree_budget + 1
             width = tree_width(draft.block_size - 1, a.speculative_ddtree_topk, a.speculative_ddtree_budget)
         elif a.speculative_num_draft_tokens not in (None, draft.block_size):
             raise ArgumentError(
-                f"--speculative-num-draft-tokens {a.speculative_num_draft_tokens} must be block_size = {draft.block_size} for DFLASH"
+                f"--speculative-num-draft-tokens {a.speculative_num_draft_tokens} is not block_size {draft.block_size}"
             )
     return Resolved(model, draft, context, _total_tokens(a, model, draft, context + width, width), asked, width)
 

@@ -108,14 +108,14 @@ class Decoder:
         positions = torch.cat([torch.arange(count) for count in counts])
         owner = torch.repeat_interleave(torch.tensor([prompt.sequence.row for prompt in prompts]), torch.tensor(counts))
         slots = self.table.at(owner, positions)
-        attend = PromptAttention(self._pool, self._heads[1], slots, counts)
+        attend = PromptAttention(self._pool, slots, counts)
         hidden, features = self.target.forward(ids, positions, attend, self._capture)
         if self.drafter is not None and features is not None and any(prompt.steps for prompt in prompts):
             kept = torch.cat([torch.full((len(prompt.ids),), prompt.steps) for prompt in prompts])
             self.drafter.append(features[kept], slots[kept], positions[kept])
         wanted = torch.cat([torch.arange(len(p.ids)) >= p.logits_from for p in prompts])
         sizes = [len(prompt.ids) - prompt.logits_from for prompt in prompts]
-        logits = list(self.target.logits(hidden[wanted]).split(sizes))
+        logits = list(torch.split(self.target.logits(hidden[wanted]), sizes))
         for prompt, scores in zip(prompts, logits, strict=True):
             prompt.sequence.length = len(prompt.ids)
             prompt.sequence.bonus = _choices(scores[-1:])[0]
