@@ -25,6 +25,8 @@ class LogprobOptions:
 class Update:
     """Progress of one request since its last update, safe to hand to another thread.
 
+    verify_count and committed are totals since the request's start: decode steps that verified a draft, and the tokens
+    that they committed, those included that then fell behind a stop or the length limit.
     finish: None while it runs, else SGLang's finish_reason: {type: length, length} | {type: stop, matched} |
     {type: abort, message}. `failed` marks an abort for which the engine, not the client, is to blame.
     """
@@ -35,6 +37,7 @@ class Update:
     output_logprobs: list[TokenLogprob] = field(default_factory=list)
     output_top: list[Top] = field(default_factory=list)
     verify_count: int = 0
+    committed: int = 0
     finish: dict[str, str | int] | None = None
     failed: bool = False
 

@@ -30,6 +30,7 @@ class _Running:
     sequence: Sequence
     generated: int = 0
     verify_count: int = 0
+    committed: int = 0
     pending: Update = field(default_factory=Update)
 
 
@@ -193,6 +194,7 @@ class Scheduler:
         for r, tokens, rows in zip(batch, result.tokens, result.rows, strict=True):
             if self._decoder.drafter is not None:
                 r.verify_count += 1
+                r.committed += len(tokens)
             if (wanted := r.request.logprobs) is not None:
                 scores, top = logprobs.of_tokens(result.logits[rows], tokens, wanted.top)
                 r.pending.output_logprobs += scores
@@ -231,7 +233,7 @@ class Scheduler:
         self._send(r)
 
     def _send(self, r: _Running) -> None:
-        r.pending.verify_count = r.verify_count
+        r.pending.verify_count, r.pending.committed = r.verify_count, r.committed
         update, r.pending = r.pending, Update()
         r.request.sink(update)
 
