@@ -5,25 +5,28 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 
 import paramiko
 
 CHUNK = 1 << 16
-OPEN_TIMEOUT_S = 10
-WINDOW = 2 << 20
+JOIN_S = 10
 
 
 class Forwarder:
-    """``with Forwarder(transport, port) as local_port``. Any number of connections at once; all end with the block."""
+    """``with Forwarder(dial) as local_port``. Any number of connections at once; all end with the block.
 
-    def __init__(self, transport: paramiko.Transport, port: int) -> None:
-        self._transport, self._port = transport, port
+    ``dial(peer)`` opens a channel to the host's port for a connection from ``peer``.
+    """
+
+    def __init__(self, dial: Callable[[tuple[str, int]], paramiko.Channel]) -> None:
+        self._dial = dial
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self._open: set[socket.socket] = set()
         self._guard = threading.Lock()
         self._closing = False
-        self._acceptor = threading.Thread(target=self._accept, name=f"forward-{port}", daemon=True)
+        self._acceptor = threading.Thread(target=self._accept, name="forward", daemon=True)
 
     def __enter__(self) -> int:
         self._acceptor.start()
@@ -42,7 +45,7 @@ class Forwarder:
         for connection in connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join(OPEN_TIMEOUT_S)
+        self._acceptor.join(JOIN_S)
 
     def _accept(self) -> None:
         while not self._closing:
@@ -59,11 +62,8 @@ class Forwarder:
             self._open.add(connection)
         try:
             with connection:
-                target = ("127.0.0.1", self._port)
                 try:
-                    channel = self._transport.open_channel(
-                        "direct-tcpip", target, peer, window_size=WINDOW, timeout=OPEN_TIMEOUT_S
-                    )
+                    channel = self._dial(peer)
                 except (paramiko.SSHException, OSError, EOFError):
                     return
                 with channel:

@@ -6,9 +6,12 @@ Nothing of ~/.ssh/config, known_hosts or Fabric's own files is read: the invento
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
 import socket
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +32,9 @@ DEAD_LINK_MS = 10_000
 KEEPALIVE_IDLE_S = 3
 KEEPALIVE_EVERY_S = 2
 WINDOW = 8 << 20
+SESSION_WAIT_S = 5
+# Without a handler of its own, what paramiko logs and then raises would also be printed on stderr.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class SshTransport:
@@ -40,6 +46,7 @@ class SshTransport:
         self.may_root = host.sudo or host.user == "root"
         self._connection = _open(host)
         self._transport: paramiko.Transport = self._connection.transport
+        self._opening = threading.Lock()
 
     def run(
         self,
@@ -64,7 +71,8 @@ class SshTransport:
 
     @contextlib.contextmanager
     def forward(self, port: int) -> Iterator[str]:
-        with Forwarder(self._transport, port) as local_port:
+        target = ("127.0.0.1", port)
+        with Forwarder(lambda peer: self._open_channel("direct-tcpip", target, peer)) as local_port:
             yield f"http://127.0.0.1:{local_port}"
 
     def close(self) -> None:
@@ -88,14 +96,37 @@ class SshTransport:
         sudo = root and self._host.user != "root"
         command = shlex.join(host_argv(argv, sudo=sudo, timeout=timeout))
         try:
-            channel = self._transport.open_session(window_size=WINDOW, timeout=CONNECT_TIMEOUT_S)
+            channel = self._session()
             # The messages of sudo are matched, so they must not be translated.
             channel.exec_command(f"exec env LC_ALL=C.UTF-8 {command}")
         except paramiko.ChannelException as error:
-            raise Failed(f"{self.name}: sshd refuses another session: {error}") from error
+            raise Failed(
+                f"{self.name}: sshd refuses another session: {error.text}", hint="see MaxSessions in its sshd_config"
+            ) from error
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise self._lost() from error
         return _ChannelPipes(channel, self._transport, self._lost())
+
+    def _session(self) -> paramiko.Channel:
+        """A new session; waits a little when sshd has as many as it allows (MaxSessions, 10): some may be ending."""
+        deadline = time.monotonic() + SESSION_WAIT_S
+        while True:
+            try:
+                return self._open_channel("session")
+            except paramiko.ChannelException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _open_channel(
+        self, kind: str, to: tuple[str, int] | None = None, peer: tuple[str, int] | None = None
+    ) -> paramiko.Channel:
+        """Raises ChannelException when sshd refuses, SSHException or EOFError when the link is lost."""
+        # paramiko keeps one exception a transport: of two refusals at once, one would read like a lost link.
+        with self._opening:
+            return self._transport.open_channel(
+                kind, dest_addr=to, src_addr=peer, window_size=WINDOW, timeout=CONNECT_TIMEOUT_S
+            )
 
     def _lost(self) -> Unreachable:
         return Unreachable(f"{self.name}: the connection to {self._host.address} is lost")

@@ -37,7 +37,7 @@ class Endpoint(Protocol):
 
 
 class Result(NamedTuple):
-    """How a command ended. ``code`` is its exit status, 128 + n (local) or 255 (ssh) when signal n killed it."""
+    """How a command ended. ``code`` is its exit status; when signal n killed it, 128 + n (local) or 255 (ssh)."""
 
     code: int
     stdout: bytes

@@ -94,8 +94,8 @@ def test_arguments_arrive_as_they_are(ssh: Transport) -> None:
 def test_statuses_of_what_does_not_run(ssh: Transport) -> None:
     assert ssh.run(["/no/such"], root=True).code in (1, 127)  # sudo says 1, and so it says what
     assert ssh.run(["/no/such"]).code == 127
-    assert ssh.run(["sh", "-c", "kill -9 $$"]).code == 137
-    assert ssh.popen(["sh", "-c", "kill -9 $$"]).wait(5) in (137, 255)
+    assert ssh.run(["sh", "-c", "kill -9 $$"]).code == 255
+    assert ssh.popen(["sh", "-c", "kill -9 $$"]).wait(5) == 255
 
 
 def test_streams_of_50_mb_both_ways_at_once(ssh: Transport) -> None:
@@ -140,9 +140,9 @@ def test_popen_talks_line_by_line(ssh: Transport) -> None:
 
 
 def test_many_commands_at_once_on_one_connection(ssh: Transport) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda n: ssh.run(["echo", str(n)]).stdout, range(40)))
-    assert results == [f"{n}\n".encode() for n in range(40)]
+    with ThreadPoolExecutor(16) as pool:  # more than sshd's MaxSessions
+        results = list(pool.map(lambda n: ssh.run(["echo", str(n)]).stdout, range(60)))
+    assert results == [f"{n}\n".encode() for n in range(60)]
 
 
 def test_a_command_takes_milliseconds(testhost: TestHost) -> None:
