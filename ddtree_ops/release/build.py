@@ -19,12 +19,12 @@ FORMAT = 1
 #: progress(what, done, total), in bytes.
 Progress = Callable[[str, int, int], None]
 PACKAGE = Path(__file__).parents[1]
-#: Run on the host in the new release before it counts as installed. The engine's modules load whatever it needs.
+#: Run on the host in the new release before it counts as installed: the engine whole, and what uvicorn loads by name.
 SMOKE = (
     "import torch",
-    "import ddtree_ops.engine",
-    "import ddtree_ops.engine.__main__",
-    "import uvicorn.protocols.http.h11_impl",
+    "import importlib, pkgutil, ddtree_ops.engine as e; "
+    "[importlib.import_module(m.name) for m in pkgutil.iter_modules(e.__path__, e.__name__ + '.')]",
+    "import uvicorn.lifespan.on, uvicorn.loops.auto, uvicorn.protocols.http.auto",
 )
 
 

@@ -20,7 +20,6 @@ TRIM: tuple[tuple[str, str], ...] = (
     ("torch/lib/libjitbackend_test.so", "test library"),
     ("torch/lib/libbackend_with_compiler.so", "test library"),
     ("torch/lib/libaoti_custom_ops.so", "test library"),
-    ("torch/testing/_internal/*", "PyTorch's own tests import it, torch itself does not (5 MB)"),
     ("numpy/*/tests/*", "numpy's own tests"),
     ("numpy/tests/*", "numpy's own tests"),
     ("numpy/f2py/*", "Fortran compiler front end"),
