@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ddtree_ops.exactness import judge
 from ddtree_ops.exactness.plan import GatePlan
 from ddtree_ops.exactness.verdict import (
     FORMAT,
-    JSON,
     MAX_FINDINGS,
     MAX_REASONS,
     Counts,
@@ -19,6 +18,7 @@ from ddtree_ops.exactness.verdict import (
     Kind,
     Reason,
     RunCounts,
+    Scalar,
     Verdict,
 )
 from ddtree_ops.exactness.wire import Generation
@@ -65,7 +65,7 @@ class Evidence:
     plan: GatePlan
     epsilon: float
     tallies: dict[int, Tally]
-    shape: dict[str, JSON] = field(default_factory=dict)
+    shape: dict[str, Scalar] = field(default_factory=dict)
     prompt_set: str = ""
     prompts: int = 0
     compared: int = 0
@@ -116,7 +116,7 @@ class Evidence:
         return (self._kept["fail"] + self._kept["near-tie"])[:MAX_FINDINGS]
 
 
-def differing_arguments(expect: Mapping[str, JSON], shown: Mapping[str, object]) -> list[str]:
+def differing_arguments(expect: Mapping[str, Any], shown: Mapping[str, object]) -> list[str]:
     """One line for every expected `/server_info` key whose value is another; 1 and 1.0 are equal, 1 and true not."""
     lines = []
     for key, wanted in sorted(expect.items()):

@@ -32,7 +32,7 @@ def run_gate(plan: GatePlan, progress: Progress | None = None) -> Verdict:
     """Asks the server at ``plan.url`` and judges its answers. Blocks up to ``plan.time_limit_s``.
 
     Whatever the server does ends in a verdict, never an exception. Raises UsageError for a plan that could not give a
-    verdict on any server. ``progress(done, total, what)`` is called after every step. Not to be called from inside a
+    verdict on any server. ``progress(what, done, total)`` is called after every step. Not to be called from inside a
     running event loop.
     """
     check_plan(plan)

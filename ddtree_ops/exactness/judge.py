@@ -3,6 +3,7 @@
 Alignment (SGLang 0.5.17, scheduler_components/logprob_result_processor.py): a prompt of n tokens scored with
 ``logprob_start_len`` s gives n - s entries; entry j names token s + j and holds its logprob given tokens < s + j,
 except entry 0, which holds null. So s = len(prompt) - 1 gives one empty entry and then one for every output token.
+SGLang shows the vocabulary's last id as 0 there (it clips what may be the padding of an image).
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def positions(ids: Sequence[int], first: int, reply: Scored, vocab_size: int | N
     judged = []
     for j, entry in enumerate(reply.entries):
         token = ids[start + j]
-        if entry.token != _shown(token, vocab_size):
+        clipped = entry.token == 0 and vocab_size is not None and token == vocab_size - 1
+        if entry.token != token and not clipped:
             raise Malformed(f"entry {j} names token {entry.token}, asked was {token}")
         if j == 0:
             if entry.logprob is not None:
@@ -83,11 +85,6 @@ def positions(ids: Sequence[int], first: int, reply: Scored, vocab_size: int | N
             continue
         judged.append(_position(start + j - first, token, entry))
     return judged
-
-
-def _shown(token: int, vocab_size: int | None) -> int:
-    """SGLang shows the vocabulary's last id as 0 among prompt ids (it clips what may be an image's padding hash)."""
-    return 0 if vocab_size is not None and token == vocab_size - 1 else token
 
 
 def _position(index: int, token: int, entry: Entry) -> Position:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from dataclasses import dataclass, field
+from typing import Any, get_args
 
 import msgspec
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.exactness.judge import UNIT_ROUNDOFF
-from ddtree_ops.exactness.verdict import JSON, Policy
+from ddtree_ops.exactness.verdict import Policy
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One prompt: exactly one of ``text`` and ``input_ids``. ``id`` names it in findings, ``kind`` says what it is."""
 
     id: str
@@ -22,7 +23,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: tuple[int, ...] | None = None
 
 
-class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class GatePlan:
     """``url`` is the server's base; ``algorithm`` none, dflash or ddtree; ``dtype`` float32, bfloat16, float16 or auto
     (judged with bfloat16's epsilon). ``expect``: `/server_info` key -> the value it must show. ``vocab_size`` and
     ``stop_token_ids`` add to what the server tells. ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``:
@@ -38,18 +40,15 @@ class GatePlan(msgspec.Struct, frozen=True, kw_only=True):
     max_new_tokens: int
     prompts: Sequence[Prompt]
     time_limit_s: float
-    expect: Mapping[str, JSON] = {}
+    expect: Mapping[str, Any] = field(default_factory=dict)
     min_accept_length: float | None = None
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     prompt_set: str = "prompts"
     vocab_size: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     near_tie_rate: float = 0.02
     logit_scale: float = 16.0
     second_turn_tokens: int = 16
-
-    def __repr__(self) -> str:
-        return f"GatePlan(url={self.url!r}, algorithm={self.algorithm!r}, prompt_set={self.prompt_set!r})"
 
 
 def check_plan(plan: GatePlan) -> None:

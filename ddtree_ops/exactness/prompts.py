@@ -29,10 +29,14 @@ def builtin_prompts() -> list[Prompt]:
     return msgspec.json.decode(data, type=PromptFile).prompts
 
 
-def load_prompts(path: Path) -> list[Prompt]:
-    """An operator's prompts: JSON ``{"version": ..., "prompts": [{"id", "kind", "text" | "input_ids"}]}``, or one JSON
-    prompt a line (``id`` and ``kind`` may be left out there). Raises UsageError naming file and place.
+def load_prompts(path: Path | None = None) -> list[Prompt]:
+    """The packaged set, or an operator's file. Raises UsageError naming file and place.
+
+    JSON ``{"version": ..., "prompts": [{"id", "kind", "text" | "input_ids"}]}``; or, in a file named .jsonl, one JSON
+    prompt a line, where ``id`` and ``kind`` may be left out.
     """
+    if path is None:
+        return builtin_prompts()
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path}: more than {MAX_FILE_BYTES >> 20} MiB of prompts")

@@ -27,7 +27,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Ids = tuple[int, ...]
 Scores = dict[tuple[int, Ids], list[judge.Position]]
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SelfScore:
         self._stops = set(self._plan.stop_token_ids)
         self._names: list[str] = []
         self._ids: list[Ids] = []
-        turns = 2 if self._plan.second_turn_tokens else 0
+        turns = 1 if self._plan.second_turn_tokens else 0
         self._total = len(self._plan.prompts) * (2 + len(self._plan.concurrency) + turns)
         self._done = 0
 
@@ -109,7 +109,7 @@ class SelfScore:
                     self._evidence.reason("inconclusive", trouble.code, f"{what}: {trouble.message}")
                 self._done = min(self._done + 1, self._total)
                 if self._progress:
-                    self._progress(self._done, self._total, what)
+                    self._progress(what, self._done, self._total)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(limit, len(items))):

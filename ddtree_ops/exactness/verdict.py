@@ -6,8 +6,9 @@ present. A field may be added within a format; a changed meaning makes a new one
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,7 +17,7 @@ MAX_FINDINGS = 40
 MAX_REASONS = 40
 
 Policy = Literal["exact", "near-tie"]
-JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
+Scalar = str | int | float | bool | None
 
 
 class Kind(StrEnum):
@@ -110,7 +111,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str
     dtype: str
     epsilon: float
-    shape: dict[str, JSON]
+    shape: dict[str, Scalar]
     prompt_set: str
     max_new_tokens: int
     accept_length: float | None
@@ -130,16 +131,26 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
             return 8
         return 0 if self.passed(policy) else 4
 
-    def to_json(self) -> str:
-        """One line of JSON, same verdict same text."""
-        return msgspec.json.encode(self).decode()
+    def lines(self) -> list[str]:
+        """The verdict for a terminal (render.render_lines)."""
+        from ddtree_ops.exactness.render import render_lines
+
+        return render_lines(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain dicts, lists and scalars, ready for json.dumps; every float in it is finite."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     @staticmethod
-    def from_json(text: str | bytes) -> Verdict:
-        """The verdict stored as ``text``. Raises ValueError when it is not one, or of another format."""
+    def from_json(stored: str | bytes | Mapping[str, Any]) -> Verdict:
+        """The verdict in JSON text or in what to_json gave. ValueError when it is none, or of another format."""
         try:
-            verdict = msgspec.json.decode(text, type=Verdict)
-        except msgspec.DecodeError as error:
+            if isinstance(stored, str | bytes):
+                verdict = msgspec.json.decode(stored, type=Verdict)
+            else:
+                verdict = msgspec.convert(stored, type=Verdict)
+        except msgspec.MsgspecError as error:
             raise ValueError(f"not a stored verdict: {error}") from error
         if verdict.format != FORMAT:
             raise ValueError(f"a verdict of format {verdict.format}; this ddtree reads format {FORMAT}")
