@@ -20,6 +20,7 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 12
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+([eE][-+]?[0-9]+)?")
 
 
@@ -82,6 +83,9 @@ def read_yaml(path: Path, shown: str) -> Node:
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         raise UsageError(position(shown, line, "", f"not valid YAML: {error.reason}")) from error
+    except (ValueError, OverflowError) as error:  # PyYAML on "\\UFFFFFFFF": no such code point
+        line = loader.get_mark().line + 1
+        raise UsageError(position(shown, line, "", "not valid YAML: an escape that names no character")) from error
     if root is None:
         raise UsageError(position(shown, 1, "", "empty", "a mapping"))
     return _convert(root, shown, "", root.start_mark.line + 1)
@@ -112,6 +116,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _convert(node: yaml.Node, shown: str, path: str, line: int) -> Node:
+    here = Node(None, shown, line, path)
     if isinstance(node, yaml.MappingNode):
         values: dict[str, Node] = {}
         for key_node, value_node in node.value:
@@ -127,6 +132,8 @@ def _convert(node: yaml.Node, shown: str, path: str, line: int) -> Node:
             _convert(item, shown, f"{path}[{index}]", item.start_mark.line + 1) for index, item in enumerate(node.value)
         ]
         return Node(items, shown, line, path)
+    if _SURROGATE.search(node.value):
+        here.fail("has half a surrogate pair, which no text has")
     value, doubt = _scalar(node)
     return Node(value, shown, line, path, raw=node.value, doubt=doubt)
 
@@ -136,6 +143,8 @@ def _key(node: yaml.Node, shown: str, path: str) -> str:
     if not isinstance(node, yaml.ScalarNode) or not isinstance(node.value, str):
         here.fail("a key must be plain text")
     value, doubt = _scalar(node)
+    if not node.value.isprintable():
+        here.fail("a key has a character that cannot be printed")
     if doubt or not isinstance(value, str):
         here.fail(f"the key {node.value} is not text for YAML; quote it")
     return value
