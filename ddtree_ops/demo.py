@@ -125,7 +125,9 @@ def run_demo(ui: run.Ui, prompts: int) -> DemoReport:
             differ = sum(a != b for a, b in zip(cell.outputs, reference, strict=True))
             rows.append(Row(profile, outcome.verdict, cell, differ))
             if differ:
-                raise Failed(f"{profile}: {differ} of {prompts} answers are not AR's, and the gate said {outcome.verdict.kind}")
+                raise Failed(
+                    f"{profile}: {differ} of {prompts} answers are not AR's, and the gate said {outcome.verdict.kind}"
+                )
     return DemoReport(outcome.release, time.monotonic() - started, prompts, tuple(rows))
 
 

@@ -25,7 +25,9 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
 
     screen = Screen(json_=json_)
     loaded = load_workspace(find_workspace(workspace))
-    deployments = [resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services]
+    deployments = [
+        resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services
+    ]
 
     def look(deployment: Deployment) -> dict[str, str]:
         session = open_session(deployment)

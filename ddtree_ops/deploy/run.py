@@ -200,7 +200,10 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
         from_=seen.state.confirmed,
         to=target,
         release=meta.get("release"),
-        meta={"health": meta.get("health") or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}},
+        meta={
+            "health": meta.get("health")
+            or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}
+        },
         expect={
             "state": {"confirmed": seen.state.confirmed, "pending": None},
             "unit_sha256": seen.unit.sha256,
@@ -209,7 +212,9 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
         },
     )
     bootstrap(session, seen, ui)
-    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True)
+    sealed = seal(
+        plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True
+    )
     end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=target != 0)
     return conclude(plan, end, verdict, 0, time.monotonic() - started)
 

@@ -16,6 +16,7 @@ from .trim import KEEP, TRIM, is_trimmed
 from .wheels import fetch, members, unpack
 
 FORMAT = 1
+ID_LENGTH = 16
 #: progress(what, done, total), in bytes.
 Progress = Callable[[str, int, int], None]
 PACKAGE = Path(__file__).parents[1]
@@ -63,18 +64,35 @@ def build(
     """
     cache = cache or Cache()
     lock = lock or load_lock(engine, python)
-    own = {path: file.read_bytes() for path, file in reference_files(package, lock.python).items()}
-    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in own.items()}
-    inputs = hashlib.sha256(_canonical([FORMAT, engine, arch, lock.text, TRIM, KEEP, SMOKE, hashes])).hexdigest()
+    own = _own_files(package, lock)
+    inputs = _inputs(engine, arch, lock, own)
     manifest = cache.finished(inputs)
     if manifest is None:
         files = _wheel_files(fetch(lock, cache), lock.python, cache, progress or (lambda what, done, total: None))
         for path, content in own.items():
             sha256, size = cache.add_blob([content])
             _add(files, path, {"sha256": sha256, "size": size, "mode": "0644"})
-        manifest = _manifest(engine, arch, lock, files)
+        manifest = _manifest(inputs[:ID_LENGTH], engine, arch, lock, files)
         cache.finish(inputs, manifest)
     return Release(manifest["id"], manifest, cache)
+
+
+def release_id(engine: str, *, python: str = "3.11", arch: str = "none", package: Path = PACKAGE) -> str:
+    """The id that ``build`` gives for these inputs, without building: a hash of everything that goes in.
+
+    Wheels count by their hashes in the lock file, our own files by content. Raises as ``build``.
+    """
+    lock = load_lock(engine, python)
+    return _inputs(engine, arch, lock, _own_files(package, lock))[:ID_LENGTH]
+
+
+def _own_files(package: Path, lock: Lock) -> dict[str, bytes]:
+    return {path: file.read_bytes() for path, file in reference_files(package, lock.python).items()}
+
+
+def _inputs(engine: str, arch: str, lock: Lock, own: dict[str, bytes]) -> str:
+    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in own.items()}
+    return hashlib.sha256(_canonical([FORMAT, engine, arch, lock.text, TRIM, KEEP, SMOKE, hashes])).hexdigest()
 
 
 def site_packages(python: str) -> str:
@@ -116,9 +134,10 @@ def _add(files: dict[str, dict[str, Any]], path: str, entry: dict[str, Any]) -> 
         raise Failed(f"two parts of the release have different files at {path}")
 
 
-def _manifest(engine: str, arch: str, lock: Lock, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _manifest(release: str, engine: str, arch: str, lock: Lock, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
         "format": FORMAT,
+        "id": release,
         "engine": engine,
         "arch": arch,
         "requires": {"python": lock.python, "machine": lock.machine, "glibc": lock.glibc},
@@ -128,7 +147,6 @@ def _manifest(engine: str, arch: str, lock: Lock, files: dict[str, dict[str, Any
         "smoke": list(SMOKE),
         "total_size": sum(entry["size"] for entry in files.values()),
     }
-    return {**body, "id": hashlib.sha256(_canonical(body)).hexdigest()[:16]}
 
 
 def _canonical(value: Any) -> bytes:

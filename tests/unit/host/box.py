@@ -72,7 +72,11 @@ class Box:
 
     def process_json(self, **engine: Any) -> str:
         words = [f"{key}={value}" for key, value in {"port": self.port, **engine}.items()]
-        spec = {"argv": [sys.executable, "-I", str(ENGINE), *words], "env": {"ENGINE_API_KEY": "swordfish-4711"}, "cwd": "/"}
+        spec = {
+            "argv": [sys.executable, "-I", str(ENGINE), *words],
+            "env": {"ENGINE_API_KEY": "swordfish-4711"},
+            "cwd": "/",
+        }
         return json.dumps(spec)
 
     def plan(self, txn: str, *, expect: JSON | None = None, wanted: JSON | None = None, **more: Any) -> JSON:
@@ -131,11 +135,15 @@ class Box:
         """Apply, send the verdict when the gate opens, return the end."""
         self.call("apply", plan=self.plan(txn, **more))
         deadline = time.monotonic() + 30
-        while not {"gate begin", "end"} & {step.replace("end ", "end ").split(" ")[0] if step.startswith("end") else step for step in self.steps(txn)}:
+        while not {"gate begin", "end"} & {
+            step.replace("end ", "end ").split(" ")[0] if step.startswith("end") else step for step in self.steps(txn)
+        }:
             assert time.monotonic() < deadline, self.steps(txn)
             time.sleep(0.02)
         if "gate begin" in self.steps(txn) and not any(step.startswith("end") for step in self.steps(txn)):
-            self.call("verdict", txn=txn, verdict={"passed": passed, "kind": "EXACT" if passed else "FAIL", "reasons": []})
+            self.call(
+                "verdict", txn=txn, verdict={"passed": passed, "kind": "EXACT" if passed else "FAIL", "reasons": []}
+            )
         return self.end(txn)
 
     # what runs
