@@ -46,7 +46,7 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
                 failed = max(failed, error.exit_code)
                 blank = {"host": deployment.host.name, "service": deployment.service_name, "state": error.message}
                 rows.append(blank)
-    columns = list(max(rows, key=len)) if rows else []
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     if screen.json:
         screen.document({"ok": failed == 0, "hosts": rows})
     else:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import getpass
-import json
 import secrets
 import socket
 import subprocess
@@ -16,16 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddtree_ops.remote.ship import ship
+
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry, Follower
 from ddtree_ops.deploy.gate import prove, stored
-from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
+from ddtree_ops.deploy.plan import UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
-from ddtree_ops.exactness import Verdict, render_lines
+from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
 from ddtree_ops.release import Release, build, release_id
-from ddtree_ops.remote import Agent, Transport, connect, ship
+from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.transport import Transport, connect
 
 
 class Ui(Protocol):
@@ -69,7 +71,7 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**plain, "verdict": json.loads(self.verdict.to_json()) if self.verdict else None}
+        return {**plain, "verdict": self.verdict.to_json() if self.verdict else None}
 
 
 class Session:
@@ -308,7 +310,7 @@ def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds
         back = f"generation {end.get('generation')}" if end.get("generation") is not None else "nothing deployed"
         error: DdtreeError = RolledBack(f"{plan.host}: {reason}; rolled back to {back}", hint=log)
         if verdict is not None:
-            error.hint = "\n".join([*render_lines(verdict), *([log] if log else [])])
+            error.hint = "\n".join([*verdict.lines(), *([log] if log else [])])
         raise error
     if event == "unchanged":
         raise Failed(f"{plan.host}: {reason}; nothing was changed", hint=log)
