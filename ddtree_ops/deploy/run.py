@@ -5,6 +5,7 @@ The host decides how it ends; this module only reports what the journal says (de
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import getpass
 import secrets
@@ -21,7 +22,7 @@ from ddtree_ops import host as host_side
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry, Follower
 from ddtree_ops.deploy.gate import prove, stored
-from ddtree_ops.deploy.plan import UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
+from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
@@ -143,8 +144,13 @@ def settle(session: Session, seen: Facts, ui: Ui) -> bool:
     if seen.unfinished is None and seen.state.pending is None:
         return False
     ui.step(f"an earlier deploy ({seen.unfinished}) did not finish; recovering it first")
-    session.agent.call("recover", reason="a later deploy found it unfinished", timeout=None)
+    session.agent.call("recover", reason="a later deploy found it unfinished", timeout=restore_limit_s(session.deployment))
     return True
+
+
+def restore_limit_s(deployment: Deployment) -> float:
+    """How long a restore may take, in seconds: stop what is there, load what was there before."""
+    return deployment.profile.stop_timeout_s + deployment.profile.load_timeout_s + LEASE_S
 
 
 def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) -> Outcome:
@@ -245,7 +251,7 @@ def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
     if seen.agent_sha256 == host_side.sha256():
         return
     ui.step("installing ddtree-host")
-    session.agent.bootstrap()
+    session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())
 
 
 def build_release(deployment: Deployment, ui: Ui) -> Release:
