@@ -1,0 +1,39 @@
+# make demo    the whole story on this machine, no GPU, no root
+# make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root)
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+TORCH := torch==2.13.0+cpu
+# where PyTorch publishes its CPU builds; asked only when pip's own index does not have one
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+export PIP_CACHE_DIR := $(CURDIR)/.local/pip
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export XDG_CACHE_HOME := $(CURDIR)/.local/cache
+
+.PHONY: demo test lint clean
+demo: .venv-demo/ready
+	.venv-demo/bin/ddtree build --engine reference
+	.venv-demo/bin/ddtree demo
+
+test: .venv/ready lint
+	$(if $(HOSTS),tests/hosts/install-needs)
+	.venv/bin/python -m pytest
+
+lint: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+.venv-demo/ready: pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3 cannot make virtual environments here: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv-demo
+	.venv-demo/bin/pip install -q -e .
+	touch $@
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3 cannot make virtual environments here: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv
+	.venv/bin/pip install -q "$(TORCH)" || .venv/bin/pip install -q --extra-index-url $(TORCH_INDEX) "$(TORCH)"
+	.venv/bin/pip install -q -e '.[reference,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .venv-demo .local .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,49 @@
+"""The command line. One file a command: parse, call one function, show. Heavy imports live inside the commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ddtree_ops import __version__
+from ddtree_ops.cli.app import app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddtree {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Put DDTree speculative decoding on GPU hosts, prove that it is exact, and keep the evidence.
+
+    Exit codes: 0 done, 1 failed and unchanged, 2 wrong usage, 3 changes pending (plan), 4 not exact, 5 rolled back,
+    6 unreachable, 7 locked, 8 no verdict, 9 needs a hand, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """The entry point ``ddtree``."""
+    from ddtree_ops.cli import (  # noqa: F401  registering a command is importing its file
+        build,
+        demo,
+        deploy,
+        history,
+        hosts,
+        init,
+        logs,
+        plan,
+        power,
+        render,
+        rollback,
+        snapshot,
+        status,
+        verify_exactness,
+    )
+
+    app(prog_name="ddtree")

@@ -1,0 +1,52 @@
+"""``ddtree hosts``: the inventory at a glance, one probe a host, in parallel."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from ddtree_ops.cli.app import JsonOption, WorkspaceOption, command
+from ddtree_ops.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from ddtree_ops.model import Deployment
+
+PARALLEL = 16
+
+
+@command("hosts", "Look")
+def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
+    """Every service of every host: reachable, what runs, how it was proven. Exit 6 if a host cannot be reached."""
+    from ddtree_ops.cli.status import summary
+    from ddtree_ops.deploy.plan import unproven
+    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.errors import DdtreeError
+    from ddtree_ops.model import find_workspace, load_workspace, resolve
+
+    screen = Screen(json_=json_)
+    loaded = load_workspace(find_workspace(workspace))
+    deployments = [resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services]
+
+    def look(deployment: Deployment) -> dict[str, str]:
+        session = open_session(deployment)
+        with session.transport:
+            seen = session.probe()
+        doubt = unproven(seen) if seen.state.confirmed is not None else None
+        return summary(deployment.host.name, deployment.service_name, seen, doubt)
+
+    rows, failed = [], 0
+    with ThreadPoolExecutor(PARALLEL) as pool:
+        futures = [(deployment, pool.submit(look, deployment)) for deployment in deployments]
+        for deployment, future in futures:
+            try:
+                rows.append(future.result())
+            except DdtreeError as error:
+                failed = max(failed, error.exit_code)
+                blank = {"host": deployment.host.name, "service": deployment.service_name, "state": error.message}
+                rows.append(blank)
+    columns = list(max(rows, key=len)) if rows else []
+    if screen.json:
+        screen.document({"ok": failed == 0, "hosts": rows})
+    else:
+        screen.table("", columns, [[row.get(column, "") for column in columns] for row in rows])
+    return failed

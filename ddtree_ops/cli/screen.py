@@ -1,0 +1,95 @@
+"""What an operator sees: steps and progress on stderr, results on stdout, one JSON document with ``--json``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ddtree_ops.cli.app import clean
+from ddtree_ops.errors import UsageError
+
+PROGRESS_AFTER_S = 1.0
+
+
+class Screen:
+    """Implements ``deploy.run.Ui`` and the few ways results are shown. Values from hosts are never read as markup."""
+
+    def __init__(self, *, json_: bool = False) -> None:
+        self.json = json_
+        self._out = Console(markup=False, highlight=False, emoji=False)
+        self._err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._label = ""
+        self._since = 0.0
+
+    def step(self, text: str) -> None:
+        """One line of what is being done."""
+        self._end_progress()
+        self._err.print(Text(f"  {clean(text)}"))
+
+    def warn(self, text: str) -> None:
+        """One line an operator should not miss."""
+        self._end_progress()
+        self._err.print(Text(f"! {clean(text)}", style="yellow"))
+
+    def progress(self, label: str, done: int, total: int) -> None:
+        """A bar, once the work lasts more than a second and stderr is a terminal."""
+        if not self._err.is_terminal:
+            return
+        if label != self._label:
+            self._end_progress()
+            self._label, self._since = label, time.monotonic()
+        if time.monotonic() - self._since < PROGRESS_AFTER_S:
+            return
+        if self._progress is None:
+            columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=self._err, transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task(clean(label), total=max(total, 1))
+        if self._task is not None:
+            self._progress.update(self._task, completed=done, total=max(total, 1))
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line of the result; on stderr when stdout belongs to JSON."""
+        self._end_progress()
+        (self._err if self.json else self._out).print(Text(clean(text), style=style), soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
+        """A table of the result. Columns whose cells all look like numbers are right-aligned."""
+        self._end_progress()
+        table = Table(title=Text(title) if title else None, caption=Text(caption) if caption else None, title_justify="left", caption_justify="left")
+        for index, column in enumerate(columns):
+            numeric = all(row[index][:1].isdigit() for row in rows) if rows else False
+            table.add_column(Text(column), justify="right" if numeric else "left")
+        for row in rows:
+            table.add_row(*(Text(clean(cell)) for cell in row))
+        (self._err if self.json else self._out).print(table)
+
+    def document(self, data: Any) -> None:
+        """The one JSON document on stdout."""
+        self._end_progress()
+        typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+
+    def ask(self, question: str, *, yes: bool) -> bool:
+        """Ask before a change; ``--yes`` answers yes. Without a terminal and without ``--yes``: UsageError (exit 2)."""
+        self._end_progress()
+        if yes:
+            return True
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError("this would change a host and there is no terminal to ask at", hint="say --yes")
+        return typer.confirm(question, err=True)
+
+    def _end_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress, self._task, self._label = None, None, ""

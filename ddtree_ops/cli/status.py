@@ -1,0 +1,68 @@
+"""``ddtree status``: what runs, since when, how it was proven."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, command
+from ddtree_ops.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from ddtree_ops.deploy.facts import Facts
+    from ddtree_ops.model import Deployment
+
+
+@command("status", "Look")
+def status(
+    host: HostOption = None,
+    service: ServiceOption = None,
+    workspace: WorkspaceOption = None,
+    json_: JsonOption = False,
+) -> int:
+    """What runs on a host, since when, which release, its accept length and the last verdict. Changes nothing."""
+    from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.deploy.plan import find_drift, unproven
+    from ddtree_ops.deploy.run import open_session
+
+    screen = Screen(json_=json_)
+
+    def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+        session = open_session(deployment)
+        with session.transport:
+            seen = session.probe()
+        drift = find_drift(seen, deployment.host.supervisor)
+        doubt = unproven(seen) if seen.state.confirmed is not None else "nothing is deployed"
+        row = summary(deployment.host.name, deployment.service_name, seen, doubt)
+        screen.table("", list(row), [list(row.values())])
+        for line in drift:
+            screen.warn(f"drift: {line}")
+        if doubt:
+            screen.warn(f"UNPROVEN: {doubt}")
+        if seen.unfinished:
+            screen.warn(f"deploy {seen.unfinished} did not finish")
+        return 0, {"status": {**row, "drift": drift, "unproven": doubt}, "summary": f"{seen.active.state}, {row['verdict']}"}
+
+    return each(screen, select(host, service, None, workspace), act)
+
+
+def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str, str]:
+    """The row of a status or hosts table, every value a string."""
+    meta = seen.generation.meta if seen.generation else {}
+    profile = meta.get("profile") or {}
+    since = seen.active.since_unix
+    internal = ((seen.server_info or {}).get("internal_states") or [{}])[0]
+    accept = internal.get("avg_spec_accept_length") if isinstance(internal, dict) else None
+    shape = f"{profile['budget']}/{profile['topk']}" if profile.get("budget") else str(profile.get("algorithm", ""))
+    return {
+        "host": host,
+        "service": service,
+        "state": seen.active.state,
+        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)) if since else "",
+        "generation": str(seen.state.confirmed) if seen.state.confirmed is not None else "",
+        "release": str(meta.get("release") or "")[:12],
+        "profile": str(profile.get("name", "")),
+        "budget/topk": shape,
+        "accept length": f"{accept:.2f}" if isinstance(accept, int | float) else "",
+        "verdict": str((seen.verdict or {}).get("kind", "")) if not doubt else "UNPROVEN",
+    }

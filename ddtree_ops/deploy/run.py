@@ -1,0 +1,377 @@
+"""The client's half of a deploy and a rollback: plan, ship, let the host apply, follow, prove, tell the host.
+
+The host decides how it ends; this module only reports what the journal says (design.md, "How a deploy goes").
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddtree_ops import host as host_side
+from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.follow import Entry, Follower
+from ddtree_ops.deploy.gate import prove, stored
+from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
+from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
+from ddtree_ops.exactness import Verdict, render_lines
+from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
+from ddtree_ops.release import Release, build, release_id
+from ddtree_ops.remote import Agent, Transport, connect, ship
+
+
+class Ui(Protocol):
+    """Where a run tells what it does. The CLI draws it; nothing here formats for a terminal."""
+
+    def step(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def progress(self, label: str, done: int, total: int) -> None: ...
+
+
+class Interrupted(DdtreeError):
+    """Ctrl-C while the host was applying; the host is consistent again."""
+
+    exit_code = 130
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the operator allowed beyond the plain case."""
+
+    adopt: bool = False
+    overwrite: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a deploy or rollback ended well. ``result`` is ``unchanged`` or ``confirmed``."""
+
+    host: str
+    service: str
+    result: str
+    generation: int | None
+    release: str | None
+    verdict: Verdict | None = None
+    downtime_s: float | None = None
+    bytes_sent: int = 0
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**plain, "verdict": json.loads(self.verdict.to_json()) if self.verdict else None}
+
+
+class Session:
+    """One host's service, connected: the transport and the agent, and what the probe said."""
+
+    def __init__(self, deployment: Deployment, transport: Transport) -> None:
+        self.deployment = deployment
+        self.transport = transport
+        host = deployment.host
+        self.agent = Agent(
+            transport, root=host.root, service=deployment.service_name, supervisor=host.supervisor, unit_dir=UNIT_DIR
+        )
+
+    def probe(self, release: str | None = None) -> Facts:
+        """One round trip, no write."""
+        reply = self.agent.call(
+            "probe",
+            model_paths=model_paths(self.deployment),
+            release=release,
+            port=self.deployment.service.port,
+        )
+        return facts(reply)
+
+    def plan(self, options: Options) -> tuple[Plan, Facts]:
+        """Probe and compare; touches nothing."""
+        wanted = release_id(self.deployment.profile.engine, arch=self.deployment.host.gpus.arch)
+        seen = self.probe(wanted)
+        plan = make_plan(
+            self.deployment,
+            wanted,
+            seen,
+            adopt=options.adopt,
+            overwrite=options.overwrite,
+            author=author(self.deployment.workspace_path),
+        )
+        return plan, seen
+
+
+def open_session(deployment: Deployment) -> Session:
+    """Connect to the deployment's host. The caller closes ``session.transport``."""
+    return Session(deployment, connect(deployment.host))
+
+
+def author(workspace: Path) -> dict[str, Any]:
+    """Who deploys from where: recorded in the generation, never compared."""
+    commit = subprocess.run(
+        ["git", "-C", str(workspace), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "who": getpass.getuser(),
+        "client": socket.gethostname(),
+        "workspace_commit": commit.stdout.strip() or None,
+        "created": time.time(),
+    }
+
+
+def settle(session: Session, seen: Facts, ui: Ui) -> bool:
+    """Before a change: resolve an unfinished deploy. True when something was recovered and the probe is stale.
+
+    Raises Locked when somebody's deploy is alive.
+    """
+    if seen.lock is not None and seen.lock.alive:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.lock.since))
+        raise Locked(
+            f"{session.deployment.host.name}: {session.deployment.service_name} is being deployed by "
+            f"{seen.lock.who or 'somebody'} since {since} (txn {seen.lock.txn})",
+            hint="wait for it, or end it with: ddtree unlock --reason '...'",
+        )
+    if seen.unfinished is None and seen.state.pending is None:
+        return False
+    ui.step(f"an earlier deploy ({seen.unfinished}) did not finish; recovering it first")
+    session.agent.call("recover", reason="a later deploy found it unfinished", timeout=None)
+    return True
+
+
+def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) -> Outcome:
+    """Apply a plan that was shown: ship, apply, gate, confirm.
+
+    Raises RolledBack, NotExact's kin only through RolledBack (exit 5), NeedsHand, Locked, Failed, Interrupted.
+    """
+    started = time.monotonic()
+    deployment = session.deployment
+    if not plan.changes:
+        return Outcome(plan.host, plan.service, "unchanged", plan.to, plan.release, seconds=time.monotonic() - started)
+    if plan.drift:
+        raise Failed(
+            f"{plan.host}: the host is not as ddtree left it: " + "; ".join(plan.drift),
+            hint="keep it as generation 0 with --adopt, or replace it with --overwrite",
+        )
+    if missing := missing_models(deployment, seen):
+        raise Failed(f"{plan.host}: no model at {', '.join(missing)}", hint="a deploy never downloads weights")
+    bootstrap(session, seen, ui)
+    sent = 0
+    if not seen.release_installed:
+        release = build_release(deployment, ui)
+        report = ship(session.agent, release, lambda done, total: ui.progress("sending the release", done, total))
+        sent = report.bytes_sent
+        ui.step(f"release {release.id} installed on {plan.host} ({report.files} files, {sent} bytes sent)")
+    sealed = seal(
+        plan,
+        deployment,
+        txn=new_txn(),
+        author=author(deployment.workspace_path),
+        adopt=options.adopt,
+        overwrite=options.overwrite,
+    )
+    end, verdict = apply(session, sealed, deployment.profile, ui, python=seen.system.python)
+    return conclude(plan, end, verdict, sent, time.monotonic() - started)
+
+
+def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
+    """Back to generation ``to`` (default: the newest proven one before the current), through the same gate."""
+    started = time.monotonic()
+    deployment = session.deployment
+    history = session.agent.call("history", limit=200)
+    target = choose_rollback(seen, history.get("generations", []), to)
+    stored = session.agent.call("generation", n=target)
+    meta = stored["meta"]
+    if target != 0:
+        profile = profile_from_json(stored["files"]["profile.json"])
+    else:
+        profile = deployment.profile
+        ui.warn("generation 0 is a hand-made unit: it is started and watched, but there is no profile to prove it by")
+    plan = Plan(
+        host=deployment.host.name,
+        service=deployment.service_name,
+        action="rollback",
+        from_=seen.state.confirmed,
+        to=target,
+        release=meta.get("release"),
+        meta={"health": meta.get("health") or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}},
+        expect={
+            "state": {"confirmed": seen.state.confirmed, "pending": None},
+            "unit_sha256": seen.unit.sha256,
+            "dropins": dict(seen.unit.dropins),
+            "next_generation": seen.next_generation,
+        },
+    )
+    bootstrap(session, seen, ui)
+    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True)
+    end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=target != 0)
+    return conclude(plan, end, verdict, 0, time.monotonic() - started)
+
+
+def choose_rollback(seen: Facts, generations: list[dict[str, Any]], to: int | None) -> int:
+    """The generation to go back to: the named one, else the newest earlier one that was ever confirmed.
+
+    Raises Failed when there is none or the named one does not exist.
+    """
+    current = seen.state.confirmed
+    known = {int(g["n"]): g for g in generations}
+    if to is not None:
+        if to not in known:
+            raise Failed(f"there is no generation {to}", hint="see: ddtree history")
+        if to == current:
+            raise Failed(f"generation {to} is what runs now")
+        return to
+    earlier = [n for n, g in known.items() if n != current and g.get("confirmed") and (current is None or n < current)]
+    if not earlier:
+        raise Failed("there is no earlier proven generation to go back to", hint="see: ddtree history")
+    return max(earlier)
+
+
+def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
+    """Install or refresh ``bin/ddtree-host`` when the host has another one."""
+    if seen.agent_sha256 == host_side.sha256():
+        return
+    ui.step("installing ddtree-host")
+    session.agent.bootstrap()
+
+
+def build_release(deployment: Deployment, ui: Ui) -> Release:
+    """The profile's release, from the cache or built now."""
+    return build(
+        deployment.profile.engine,
+        arch=deployment.host.gpus.arch,
+        progress=lambda label, done, total: ui.progress(label, done, total),
+    )
+
+
+def new_txn() -> str:
+    """A name for a transaction: sortable by time, unique."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+def apply(
+    session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui, *, python: str, gate: bool = True
+) -> tuple[Entry, Verdict | None]:
+    """Hand the sealed plan to the host and stay with it to its terminal entry; run the gate when it asks for it."""
+    host = session.deployment.host
+    session.agent.call("apply", plan=sealed)
+    verdict: Verdict | None = None
+    interrupted = False
+    with Follower(
+        _dial(host),
+        root=host.root,
+        service=sealed["service"],
+        txn=sealed["txn"],
+        lease_s=sealed["lease_s"],
+        give_up_s=sealed["lease_s"] * 2,
+    ) as follower:
+        while True:
+            try:
+                entry = follower.next()
+                _tell(entry, ui)
+                if entry.get("step") == "end":
+                    break
+                if entry.get("step") == "gate" and entry.get("event") == "begin":
+                    verdict = _gate(session, sealed, profile, ui) if gate else None
+                    _send(session, sealed, _for_host(verdict, profile, sealed, python))
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                ui.warn("interrupted: the host is told to go back; waiting until it has")
+                _send(session, sealed, {"kind": "FAIL", "passed": False, "reasons": ["interrupted by the operator"]})
+    if interrupted and entry.get("event") != "confirmed":
+        raise Interrupted(f"interrupted; {host.name} is back on generation {entry.get('generation')}")
+    return entry, verdict
+
+
+def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds: float) -> Outcome:
+    """Turn the journal's last word into an outcome or the error with the right exit code."""
+    event, reason = end.get("event"), end.get("reason") or "no reason given"
+    if event == "confirmed":
+        return Outcome(
+            plan.host, plan.service, "confirmed", plan.to, plan.release, verdict, end.get("downtime_s"), sent, seconds
+        )
+    log = "\n".join(str(line) for line in (end.get("log") or [])[-10:])
+    if event == "recovered":
+        back = f"generation {end.get('generation')}" if end.get("generation") is not None else "nothing deployed"
+        error: DdtreeError = RolledBack(f"{plan.host}: {reason}; rolled back to {back}", hint=log)
+        if verdict is not None:
+            error.hint = "\n".join([*render_lines(verdict), *([log] if log else [])])
+        raise error
+    if event == "unchanged":
+        raise Failed(f"{plan.host}: {reason}; nothing was changed", hint=log)
+    commands = "\n".join(str(line) for line in end.get("commands") or [f"ddtree recover --host {plan.host}"])
+    raise NeedsHand(f"{plan.host}: the restore failed: {reason}", hint=commands)
+
+
+def verify(session: Session, seen: Facts, ui: Ui, overrides: dict[str, Any] | None = None) -> Verdict:
+    """The gate alone, against what runs now. Raises Failed when nothing runs."""
+    deployment = session.deployment
+    generation = seen.generation
+    if seen.active.state != "active":
+        raise Failed(f"{deployment.host.name}: {deployment.service_name} is {seen.active.state}, nothing to verify")
+    profile, expect = deployment.profile, None
+    if generation is not None and generation.n != 0:
+        profile = profile_from_json(session.agent.call("generation", n=generation.n)["files"]["profile.json"])
+        expect = (generation.meta.get("health") or {}).get("expect")
+    return prove(
+        session.transport,
+        profile,
+        port=deployment.service.port,
+        expect=expect or {},
+        workspace=deployment.workspace_path,
+        progress=ui.progress,
+        overrides=overrides,
+    )
+
+
+def _dial(host: Host) -> Callable[[], Transport]:
+    return lambda: connect(host)
+
+
+def _send(session: Session, sealed: dict[str, Any], verdict: dict[str, Any]) -> None:
+    session.agent.call("verdict", txn=sealed["txn"], verdict=verdict)
+
+
+def _for_host(verdict: Verdict | None, profile: Profile, sealed: dict[str, Any], python: str) -> dict[str, Any]:
+    if verdict is None:  # generation 0: no profile to prove it by; the host's own watch is all there is
+        return {"kind": "UNPROVEN", "passed": True, "reasons": ["a hand-made unit has no profile to be proven by"]}
+    return stored(verdict, profile, generation=sealed["target"], python=python)
+
+
+def _gate(session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui) -> Verdict:
+    return prove(
+        session.transport,
+        profile,
+        port=int(sealed["health"]["port"]),
+        expect=sealed["health"]["expect"],
+        workspace=session.deployment.workspace_path,
+        progress=ui.progress,
+    )
+
+
+_WORDS = {
+    ("stop", "begin"): "stopping the running service",
+    ("switch", "done"): "unit switched",
+    ("start", "begin"): "starting",
+    ("health", "begin"): "waiting until it answers with the profile's arguments",
+    ("health", "done"): "healthy",
+    ("gate", "begin"): "proving that it is exact",
+    ("recover", "begin"): "going back",
+}
+
+
+def _tell(entry: Entry, ui: Ui) -> None:
+    step, event = str(entry.get("step")), str(entry.get("event"))
+    if event == "fail":
+        ui.warn(f"{step} failed: {entry.get('reason')}")
+    elif text := _WORDS.get((step, event)):
+        extra = f" (downtime {entry['downtime_s']:.1f} s)" if isinstance(entry.get("downtime_s"), float) else ""
+        ui.step(text + extra)

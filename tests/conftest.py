@@ -1,0 +1,39 @@
+"""Shared by all tests: what a run leaves out is said at its end, with the reason and the way to run it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+# caches of builds stay inside the checkout, whoever runs the tests
+os.environ["XDG_CACHE_HOME"] = str(CHECKOUT / ".local" / "cache")
+
+LEFT_OUT = {
+    "hosts": ("HOSTS", "they make real hosts with systemd and sshd and want root: HOSTS=1 make test"),
+    "gpu": ("GPU", "they want an NVIDIA GPU and a release of the patched SGLang: see tests/gpu/"),
+}
+_counts: Counter[str] = Counter()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the marked tests whose switch is off; count them for the last lines."""
+    kept = []
+    for item in items:
+        off = [mark for mark, (switch, _) in LEFT_OUT.items() if item.get_closest_marker(mark) and not os.environ.get(switch)]
+        if off:
+            _counts[off[0]] += 1
+        else:
+            kept.append(item)
+    if len(kept) != len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out and why."""
+    for mark, count in sorted(_counts.items()):
+        terminalreporter.write_line(f"left out: {count} tests marked '{mark}': {LEFT_OUT[mark][1]}", yellow=True)
