@@ -39,6 +39,11 @@ def describe(node: Node) -> str:
     return repr(node.value if not isinstance(node.value, str) else node.value[:60])
 
 
+def _kind(node: Node) -> str:
+    """As ``describe``, but never repeats text: in place of a list or mapping it may be a secret gone astray."""
+    return "text" if isinstance(node.value, str) else describe(node)
+
+
 def mapping(node: Node, keys: Collection[str], required: Collection[str] = ()) -> dict[str, Node]:
     """The node's mapping, its keys all among ``keys`` and all ``required`` ones present."""
     values = any_mapping(node)
@@ -54,14 +59,14 @@ def mapping(node: Node, keys: Collection[str], required: Collection[str] = ()) -
 def any_mapping(node: Node) -> dict[str, Node]:
     """The node's mapping, whatever its keys."""
     if not isinstance(node.value, dict):
-        node.fail(f"expected a mapping, got {describe(node)}", allowed="key: value")
+        node.fail(f"expected a mapping, got {_kind(node)}", allowed="key: value")
     return node.value
 
 
 def items(node: Node, of: Callable[[Node], T], *, least: int = 0) -> list[T]:
     """The node's list, every item checked by ``of``."""
     if not isinstance(node.value, list):
-        node.fail(f"expected a list, got {describe(node)}", allowed="[a, b, ...]")
+        node.fail(f"expected a list, got {_kind(node)}", allowed="[a, b, ...]")
     if len(node.value) < least:
         node.fail("the list is too short", allowed=f"at least {least}")
     return [of(item) for item in node.value]

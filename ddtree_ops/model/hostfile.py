@@ -213,6 +213,8 @@ def _rule(node: Node) -> Rule:
 
 def _secrets(node: Node) -> dict[str, SecretRef]:
     found: dict[str, SecretRef] = {}
+    if not isinstance(node.value, dict):
+        node.fail("expected a mapping", allowed=f"NAME: {secrets.REFERENCE}")
     for name, child in check.any_mapping(node).items():
         if not re.fullmatch(secrets.SECRET_NAME, name):
             child.fail("not a secret's name", allowed=secrets.SECRET_NAME_TEXT)

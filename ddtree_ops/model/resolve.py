@@ -7,11 +7,10 @@ takes away what weaker layers say.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-
-import msgspec
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model.check import nearest
@@ -74,7 +73,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 class Merged:
     """Values with the origin of each (``env.NAME``, ``extra_args[2]`` included); ``rank`` is the layer of each key."""
 
-    values: dict[str, Any] = field(default_factory=lambda: msgspec.json.decode(msgspec.json.encode(DEFAULTS)))
+    values: dict[str, Any] = field(default_factory=lambda: copy.deepcopy(DEFAULTS))
     origins: dict[str, Origin] = field(default_factory=dict)
     rank: dict[str, int] = field(default_factory=dict)
 

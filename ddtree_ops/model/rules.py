@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any, Protocol
 
 from ddtree_ops.errors import UsageError
@@ -62,11 +63,11 @@ def _single_changes(changes: dict[str, Any]) -> list[tuple[str, Any]]:
 def _set(merged: Values, key: str, value: Any, where: Origin) -> list[str]:
     merged.origins[key] = where
     if key == "extra_args":
-        added = [argument for argument in value or [] if argument]
+        added = value or []
         for index in range(len(added)):
             merged.origins[f"extra_args[{len(merged.values[key]) + index}]"] = where
         merged.values[key] = merged.values[key] + added
-        return [f"extra_args + {' '.join(added)}"] if added else []
+        return [f"extra_args + {shlex.join(added)}"] if added else []
     target, name = (merged.values["env"], key[4:]) if key.startswith("env.") else (merged.values, key)
     before = target.get(name)
     if before == value:

@@ -39,7 +39,24 @@ with open(os.environ["HOME"] + "/dump.json", "w") as out:
 AWKWARD = [
     *("", " ", "  a  ", "a b", '"', "'", "\\", "\\n", "a\\", "\\x41", "\\u0041", "%", "%%", "%h", "%n", "$", "$$"),
     *("$HOME", "${HOME}", "$$HOME", ";", "\\;", "a;b", "#", "# a", "|", "&", "<", ">", "*", "?", "~", "`id`", "$(id)"),
-    *("@x", "-x", "+x", "!x", "!!x", ":x", "\t", "\tx\t", "'a b'", '"a"b', "a=b", "=", "\r", "\x01", "\x1b[31m", "\x7f"),
+    *(
+        "@x",
+        "-x",
+        "+x",
+        "!x",
+        "!!x",
+        ":x",
+        "\t",
+        "\tx\t",
+        "'a b'",
+        '"a"b',
+        "a=b",
+        "=",
+        "\r",
+        "\x01",
+        "\x1b[31m",
+        "\x7f",
+    ),
     *("é", "日本", "🙂", "\u00a0", "\u0085", "\u2028", "\ufeff", "\ue000", "[Service]", "x" * 20_000),
 ]
 
@@ -73,7 +90,9 @@ def start(host: TestHost, deployment: Deployment) -> dict[str, object]:
     said = [line for line in verify.stderr.decode().splitlines() if "ddtree-recover@" not in line]
     assert (verify.returncode, said) == (0, [])
     dump = f"/var/cache/ddtree/{NAME}/dump.json"
-    host.sh(f"rm -f {dump}; systemctl daemon-reload; systemctl reset-failed {NAME} || true; systemctl start --wait {NAME}")
+    host.sh(
+        f"rm -f {dump}; systemctl daemon-reload; systemctl reset-failed {NAME} || true; systemctl start --wait {NAME}"
+    )
     return dict(json.loads(host.sh(f"cat {dump}")))
 
 
@@ -116,7 +135,7 @@ def test_what_is_refused_is_not_carried_by_systemd(host: TestHost) -> None:
 @pytest.mark.parametrize("directory", ["plain", "with space", "p%h", "é日", "@-+!:", "a;b", "#x", "a{b}", "~", "*"])
 def test_an_executable_with_a_strange_path_is_started(host: TestHost, directory: str) -> None:
     program = f"/opt/strange/{directory}/x"
-    host.put(program, b"#!/bin/sh\nprintf %s \"$0\" > /run/strange\n", 0o755)
+    host.put(program, b'#!/bin/sh\nprintf %s "$0" > /run/strange\n', 0o755)
     unit = f"[Service]\nType=oneshot\nExecStart={escape.exec_line([program])}\n"
     host.put("/etc/systemd/system/strange.service", unit.encode())
     host.sh("rm -f /run/strange; systemctl daemon-reload; systemctl start strange")
