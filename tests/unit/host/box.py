@@ -20,6 +20,7 @@ from ddtree_ops.host import source
 
 ENGINE = Path(__file__).with_name("engine.py")
 PYTHON = os.environ.get("DDTREE_TEST_PYTHON", sys.executable)  # the agent's; any from 3.9 on
+SECRET = "swordfish-4711"
 JSON = dict[str, Any]
 
 
@@ -72,8 +73,8 @@ class Box:
 
     def process_json(self, **engine: Any) -> str:
         words = [f"{key}={value}" for key, value in {"port": self.port, **engine}.items()]
-        spec = {"argv": [sys.executable, "-I", str(ENGINE), *words], "env": {"ENGINE_API_KEY": "swordfish-4711"}, "cwd": "/"}
-        return json.dumps(spec)
+        argv = [sys.executable, "-I", str(ENGINE), *words]
+        return json.dumps({"argv": argv, "env": {"ENGINE_API_KEY": SECRET}, "cwd": "/"})
 
     def plan(self, txn: str, *, expect: JSON | None = None, wanted: JSON | None = None, **more: Any) -> JSON:
         """A sealed plan for an engine of these arguments (``more`` replaces whole keys of the plan)."""
@@ -83,9 +84,9 @@ class Box:
         generation = {"n": n, "files": {"process.json": self.process_json(**engine), "profile.json": "{}"}, "meta": {}}
         return {
             "format": 1, "txn": txn, "who": "ann", "client": "desk", "workspace_commit": None, "action": "deploy",
-            "root": str(self.root), "service": self.service, "supervisor": self.supervisor, "unit_dir": "/etc/systemd/system",
-            "expect": expect or self.expectation(seen), "adopt": False, "overwrite": False,
-            "generation": generation, "target": n, "release": None,
+            "root": str(self.root), "service": self.service, "supervisor": self.supervisor,
+            "unit_dir": "/etc/systemd/system", "expect": expect or self.expectation(seen),
+            "adopt": False, "overwrite": False, "generation": generation, "target": n, "release": None,
             "health": {"port": self.port, "timeout_s": 20, "expect": wanted or {}, "fatal": ["^FATAL"]},
             "stop_timeout_s": 10, "gate_timeout_s": 30, "lease_s": 20, **more,
         }  # fmt: skip
@@ -131,12 +132,16 @@ class Box:
         """Apply, send the verdict when the gate opens, return the end."""
         self.call("apply", plan=self.plan(txn, **more))
         deadline = time.monotonic() + 30
-        while not {"gate begin", "end"} & {step.replace("end ", "end ").split(" ")[0] if step.startswith("end") else step for step in self.steps(txn)}:
+        while not any(step.startswith(("gate begin", "end")) for step in self.steps(txn)):
             assert time.monotonic() < deadline, self.steps(txn)
             time.sleep(0.02)
-        if "gate begin" in self.steps(txn) and not any(step.startswith("end") for step in self.steps(txn)):
-            self.call("verdict", txn=txn, verdict={"passed": passed, "kind": "EXACT" if passed else "FAIL", "reasons": []})
+        if "gate begin" in self.steps(txn):
+            self.verdict(txn, passed)
         return self.end(txn)
+
+    def verdict(self, txn: str, passed: bool = True) -> JSON:
+        kind = "EXACT" if passed else "FAIL"
+        return self.call("verdict", txn=txn, verdict={"passed": passed, "kind": kind, "reasons": []})
 
     # what runs
 
