@@ -22,7 +22,9 @@ def deploy(
     profile: ProfileOption = None,
     adopt: AdoptOption = False,
     overwrite: OverwriteOption = False,
-    snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Commit a snapshot after a confirmed deploy.")] = True,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Commit a snapshot after a confirmed deploy.")
+    ] = True,
     yes: YesOption = False,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,

@@ -33,7 +33,7 @@ def verify_exactness(
     from ddtree_ops.exactness import load_prompts
 
     screen = Screen(json_=json_)
-    overrides = {"prompts": load_prompts(prompts)} if prompts else None
+    overrides = {"prompts": load_prompts(prompts), "prompt_set": prompts.name} if prompts else None
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         session = run.open_session(deployment)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ddtree_ops.exactness import GatePlan, Verdict, load_prompts, run_gate
+from ddtree_ops.exactness import PROMPT_SET, GatePlan, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.model import Profile
-from ddtree_ops.remote import Transport
+from ddtree_ops.remote.transport import Transport
 
 Progress = Callable[[str, int, int], None]
 
@@ -17,7 +17,7 @@ Progress = Callable[[str, int, int], None]
 def gate_plan(profile: Profile, url: str, expect: Mapping[str, Any], workspace: Path | None) -> GatePlan:
     """The gate's plan for a profile: what to ask, what must be shown, how long it may take."""
     exactness = profile.exactness
-    prompts = load_prompts(workspace / exactness.prompts if workspace and exactness.prompts else None)
+    own = workspace / exactness.prompts if workspace and exactness.prompts else None
     return GatePlan(
         url=url,
         algorithm=profile.algorithm,
@@ -27,7 +27,9 @@ def gate_plan(profile: Profile, url: str, expect: Mapping[str, Any], workspace: 
         min_accept_length=profile.min_accept_length,
         concurrency=tuple(exactness.concurrency),
         max_new_tokens=exactness.max_new_tokens,
-        prompts=prompts,
+        prompts=load_prompts(own) if own else builtin_prompts(),
+        prompt_set=own.name if own else PROMPT_SET,
+        vocab_size=profile.vocab_size,
         expect=dict(expect),
         time_limit_s=exactness.time_limit_s,
         api_key=None,
@@ -46,5 +48,17 @@ def prove(
 ) -> Verdict:
     """Run the gate against the service on the host's loopback ``port``; never raises for what the server does."""
     with transport.forward(port) as url:
-        plan = gate_plan(profile, url, expect, workspace)
-        return run_gate(dataclasses.replace(plan, **(overrides or {})), progress)
+        plan = dataclasses.replace(gate_plan(profile, url, expect, workspace), **(overrides or {}))
+        return run_gate(plan, (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None)
+
+
+def stored(verdict: Verdict, profile: Profile, *, generation: int | None, python: str) -> dict[str, Any]:
+    """The verdict as the host keeps it: whether it passes under the profile's policy, and what it binds.
+
+    A verdict says nothing about another generation or another interpreter (design.md, "On a host").
+    """
+    return {
+        **verdict.to_json(),
+        "passed": verdict.passed(profile.exactness.policy),
+        "binds": {"generation": generation, "python": python},
+    }

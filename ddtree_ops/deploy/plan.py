@@ -122,7 +122,7 @@ def unproven(facts: Facts) -> str | None:
         return "nothing was ever proven here"
     if verdict is None:
         return f"generation {generation.n} has no verdict"
-    if verdict.get("kind") not in ("EXACT", "NEAR_TIE"):
+    if not verdict.get("passed"):
         return f"the last verdict is {verdict.get('kind')}"
     binds = verdict.get("binds") or {}
     if binds.get("generation") != generation.n:
@@ -249,7 +249,9 @@ def unified_diff(old: str, new: str, name: str) -> str:
     )
 
 
-def seal(plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, Any], adopt: bool, overwrite: bool) -> dict[str, Any]:
+def seal(
+    plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, Any], adopt: bool, overwrite: bool
+) -> dict[str, Any]:
     """The JSON document that ``ddtree-host apply`` takes for this plan."""
     profile = deployment.profile
     new = plan.action == "deploy"

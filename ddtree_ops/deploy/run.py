@@ -15,16 +15,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddtree_ops.remote.ship import ship
+
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry, Follower
-from ddtree_ops.deploy.gate import prove
-from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
-from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, NotExact, NoVerdict, RolledBack
+from ddtree_ops.deploy.gate import prove, stored
+from ddtree_ops.deploy.plan import UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
+from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
 from ddtree_ops.release import Release, build, release_id
-from ddtree_ops.remote import Agent, Transport, connect, ship
+from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.transport import Transport, connect
 
 
 class Ui(Protocol):
@@ -67,7 +70,8 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
-        return {**dataclasses.asdict(self), "verdict": self.verdict.to_json() if self.verdict else None}
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**plain, "verdict": self.verdict.to_json() if self.verdict else None}
 
 
 class Session:
@@ -174,7 +178,7 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
         adopt=options.adopt,
         overwrite=options.overwrite,
     )
-    end, verdict = apply(session, sealed, deployment.profile, ui)
+    end, verdict = apply(session, sealed, deployment.profile, ui, python=seen.system.python)
     return conclude(plan, end, verdict, sent, time.monotonic() - started)
 
 
@@ -198,7 +202,10 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
         from_=seen.state.confirmed,
         to=target,
         release=meta.get("release"),
-        meta={"health": meta.get("health") or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}},
+        meta={
+            "health": meta.get("health")
+            or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}
+        },
         expect={
             "state": {"confirmed": seen.state.confirmed, "pending": None},
             "unit_sha256": seen.unit.sha256,
@@ -207,8 +214,10 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
         },
     )
     bootstrap(session, seen, ui)
-    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True)
-    end, verdict = apply(session, sealed, profile, ui, gate=target != 0)
+    sealed = seal(
+        plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True
+    )
+    end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=target != 0)
     return conclude(plan, end, verdict, 0, time.monotonic() - started)
 
 
@@ -254,7 +263,7 @@ def new_txn() -> str:
 
 
 def apply(
-    session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui, *, gate: bool = True
+    session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui, *, python: str, gate: bool = True
 ) -> tuple[Entry, Verdict | None]:
     """Hand the sealed plan to the host and stay with it to its terminal entry; run the gate when it asks for it."""
     host = session.deployment.host
@@ -277,9 +286,7 @@ def apply(
                     break
                 if entry.get("step") == "gate" and entry.get("event") == "begin":
                     verdict = _gate(session, sealed, profile, ui) if gate else None
-                    stored = verdict.to_json() if verdict else {"kind": "EXACT", "reasons": ["no gate for a hand-made unit"]}
-                    passed = verdict.passed(profile.exactness.policy) if verdict else True
-                    _send(session, sealed, {**stored, "passed": passed})
+                    _send(session, sealed, _for_host(verdict, profile, sealed, python))
             except KeyboardInterrupt:
                 if interrupted:
                     raise
@@ -332,21 +339,18 @@ def verify(session: Session, seen: Facts, ui: Ui, overrides: dict[str, Any] | No
     )
 
 
-def raise_for(verdict: Verdict, policy: str) -> None:
-    """NotExact or NoVerdict for a verdict that does not pass under the policy."""
-    code = verdict.exit_code(policy)
-    if code == NotExact.exit_code:
-        raise NotExact(f"not exact: {verdict.kind}")
-    if code == NoVerdict.exit_code:
-        raise NoVerdict(f"no verdict: {verdict.kind}")
-
-
 def _dial(host: Host) -> Callable[[], Transport]:
     return lambda: connect(host)
 
 
 def _send(session: Session, sealed: dict[str, Any], verdict: dict[str, Any]) -> None:
     session.agent.call("verdict", txn=sealed["txn"], verdict=verdict)
+
+
+def _for_host(verdict: Verdict | None, profile: Profile, sealed: dict[str, Any], python: str) -> dict[str, Any]:
+    if verdict is None:  # generation 0: no profile to prove it by; the host's own watch is all there is
+        return {"kind": "UNPROVEN", "passed": True, "reasons": ["a hand-made unit has no profile to be proven by"]}
+    return stored(verdict, profile, generation=sealed["target"], python=python)
 
 
 def _gate(session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui) -> Verdict:

@@ -121,7 +121,7 @@ def parse_generate(body: dict[str, Any], limits: Limits) -> Call:
     items = []
     for i, prompt in enumerate(prompts):
         options = _logprob_options(want[i], start[i], top[i], len(prompt), limits, None if single else i)
-        listed = isinstance(body.get("sampling_params"), list)
+        listed = isinstance(body.get("sampling_params"), list) and not single
         name = f"sampling_params[{i}]" if listed else "sampling_params"
         limit, stops = _sampling(sampling[i], name, limits)
         items.append(Item(rids[i], prompt, _room(prompt, limit, _at(source, i, single), limits), stops, options))

@@ -1,0 +1,80 @@
+"""Asks the host's half: one script by stdin, one JSON document back, one round trip a call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..errors import DdtreeError, Failed, Locked, NeedsHand, Unreachable, UsageError
+from .transport import Transport, printable
+
+# kinds of ddtree_host.py
+KINDS: dict[str, type[DdtreeError]] = {
+    "usage": UsageError,
+    "moved": Failed,
+    "locked": Locked,
+    "disk-full": Failed,
+    "refused": Failed,
+    "failed": Failed,
+    "stuck": NeedsHand,
+}
+
+
+class Agent:
+    """``ddtree_host.py`` on one host, for one service. Nothing needs to be installed there but python3."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        root: str,
+        service: str,
+        supervisor: str,
+        unit_dir: str = "/etc/systemd/system",
+        source: str | None = None,
+    ) -> None:
+        """``root`` is the host's directory (/opt/ddtree), ``source`` another script than the package's own."""
+        if source is None:
+            from ..host import source as own_source
+
+            source = own_source()
+        self.transport = transport
+        self.source = source
+        self.root, self.service, self.supervisor, self.unit_dir = root, service, supervisor, unit_dir
+
+    @property
+    def elevates(self) -> bool:
+        """Whether root's verbs run as root. A host with plain processes may be all its user's own."""
+        return self.supervisor == "systemd" or self.transport.may_root
+
+    def call(self, verb: str, *, as_root: bool = True, timeout: float = 60, **fields: Any) -> dict[str, Any]:
+        """The reply without its ``ok``. Raises by the host's error kind (`KINDS`), Failed when it is no reply."""
+        request = {
+            "verb": verb,
+            "root": self.root,
+            "service": self.service,
+            "supervisor": self.supervisor,
+            "unit_dir": self.unit_dir,
+            **fields,
+        }
+        script = f"{self.source}\nraise SystemExit(main_request({json.dumps(request)!r}))\n"
+        result = self.transport.run(
+            ["python3", "-I", "-"], stdin=script.encode(), timeout=timeout, root=as_root and self.elevates
+        )
+        where = f"{self.transport.name}: {verb}"
+        if result.code == 127:
+            raise Unreachable(
+                f"{self.transport.name}: no python3 there", hint="install it: python3 >= 3.9, nothing else"
+            )
+        try:
+            reply = json.loads(result.stdout)
+        except ValueError:
+            reply = None
+        if result.code == 0 and isinstance(reply, dict):
+            error = reply.get("error")
+            if reply.pop("ok", None) is True:
+                return reply
+            if isinstance(error, dict):
+                message, hint = (printable(str(error.get(key, "")).encode(), 8000) for key in ("message", "hint"))
+                raise KINDS.get(str(error.get("kind")), Failed)(f"{where}: {message}", hint=hint)
+        said = printable(result.stderr) or printable(result.stdout) or "nothing"
+        raise Failed(f"{where}: no answer (status {result.code})", hint=f"it said: {said}")

@@ -1,0 +1,62 @@
+"""Fixtures of the real test hosts. HOSTS=1 and root make them; without HOSTS=1 the tests here are skipped, visibly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import Lab, TestHost, laboratory
+from .machine import HarnessError
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    wanted = os.environ.get("HOSTS") == "1"
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.hosts)
+            if not wanted:
+                item.add_marker(pytest.mark.skip(reason="real test hosts: set HOSTS=1 and be root"))
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """All hosts of this run; destroyed at its end, also after Ctrl-C."""
+    context = laboratory()
+    try:
+        made = context.__enter__()
+    except HarnessError as error:
+        pytest.fail(f"HOSTS=1, but: {error}", pytrace=False)
+    try:
+        yield made
+    finally:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def _two(lab: Lab) -> tuple[TestHost, TestHost]:
+    return lab.host("ct200"), lab.host("b300")
+
+
+@pytest.fixture
+def ct200(_two: tuple[TestHost, TestHost]) -> TestHost:
+    """The host ct200, up and linked whatever the test before did; the run shares its disk (``reset`` empties it)."""
+    _two[0].up()
+    return _two[0]
+
+
+@pytest.fixture
+def b300(_two: tuple[TestHost, TestHost]) -> TestHost:
+    """The host b300, as ct200."""
+    _two[1].up()
+    return _two[1]
+
+
+@pytest.fixture
+def testhost(ct200: TestHost) -> TestHost:
+    """Any host."""
+    return ct200
