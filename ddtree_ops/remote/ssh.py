@@ -41,7 +41,7 @@ class SshTransport:
     """`transport.Transport` over ssh. One connection; commands may run on it from several threads."""
 
     def __init__(self, host: Endpoint) -> None:
-        self.name = host.name
+        self.name, self.user = host.name, host.user
         self._host = host
         self.may_root = host.sudo or host.user == "root"
         self._connection = _open(host)
