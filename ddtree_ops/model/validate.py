@@ -11,11 +11,12 @@ from ddtree_ops.model.owned import owner
 from ddtree_ops.model.types import Host, Origin, Service
 from ddtree_ops.model.yamlfile import position
 
-# Set for every service by units.launch(): where caches are, which GPUs are seen, which Python runs.
+# Set for every service by units.launch() or its supervisor: caches, the GPUs that are seen, which Python runs.
 OWNED_ENV = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CREDENTIALS_DIRECTORY",
+    "DDTREE_SERVICE",
     "HOME",
     "PATH",
     "PYTHONPATH",
