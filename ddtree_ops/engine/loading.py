@@ -1,0 +1,80 @@
+"""From arguments and model directories to a decoder that is ready to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .arguments import ArgumentError, Arguments
+from .config import DraftConfig, ModelConfig, load_draft_config, load_target_config
+from .drafter import Drafter
+from .kv import KVPool, SlotTable
+from .step import Decoder, Draft
+from .target import Target
+from .tree import tree_width
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DEFAULT_POOL_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the arguments came to once the models were read. `width` is W, the rows that a verify runs."""
+
+    model: ModelConfig
+    draft: DraftConfig | None
+    context_length: int
+    max_total_tokens: int
+    num_draft_tokens: int | None
+    width: int
+
+
+def resolve(a: Arguments) -> Resolved:
+    """Reads the configurations. Raises ConfigError, or ArgumentError where an argument contradicts a model."""
+    model = load_target_config(a.model_path)
+    context = a.context_length or model.max_positions
+    if context > model.max_positions:
+        raise ArgumentError(f"--context-length {context} exceeds the model's {model.max_positions}")
+    draft, asked, width = None, None, 1
+    if a.speculative_draft_model_path is not None:
+        draft = load_draft_config(a.speculative_draft_model_path, model)
+        asked = width = draft.block_size
+        if a.speculative_ddtree_budget is not None and a.speculative_ddtree_topk is not None:
+            if a.speculative_ddtree_topk > model.vocab_size:
+                raise ArgumentError(
+                    f"--speculative-ddtree-topk {a.speculative_ddtree_topk} exceeds the vocabulary, {model.vocab_size}"
+                )
+            asked = a.speculative_ddtree_budget + 1
+            width = tree_width(draft.block_size - 1, a.speculative_ddtree_topk, a.speculative_ddtree_budget)
+        elif a.speculative_num_draft_tokens not in (None, draft.block_size):
+            raise ArgumentError(
+                f"--speculative-num-draft-tokens {a.speculative_num_draft_tokens} is not block_size {draft.block_size}"
+            )
+    return Resolved(model, draft, context, _total_tokens(a, model, draft, context + width, width), asked, width)
+
+
+def build_decoder(a: Arguments, resolved: Resolved) -> Decoder:
+    """Loads the weights. Raises ConfigError where they are not exactly the configuration's."""
+    dtype = _DTYPES[a.dtype]
+    slots = resolved.max_total_tokens + 1
+    block = resolved.draft.block_size if resolved.draft else 1
+    positions = resolved.context_length + max(resolved.width, block)
+    target = Target(a.model_path, resolved.model, dtype, positions)
+    table = SlotTable(a.max_running_requests, resolved.context_length + resolved.width, slots)
+    pool = KVPool(resolved.model, slots, dtype)
+    if resolved.draft is None or a.speculative_draft_model_path is None:
+        return Decoder(target, table, pool)
+    drafter = Drafter(a.speculative_draft_model_path, resolved.draft, target, slots, positions)
+    draft = Draft(a.speculative_ddtree_budget, a.speculative_ddtree_topk or 1)
+    return Decoder(target, table, pool, drafter, draft, a.fault)
+
+
+def _total_tokens(a: Arguments, model: ModelConfig, draft: DraftConfig | None, row: int, width: int) -> int:
+    if a.max_total_tokens is not None:
+        if a.max_total_tokens < width + 2:
+            raise ArgumentError(f"--max-total-tokens {a.max_total_tokens} cannot hold one verify of {width} rows")
+        return a.max_total_tokens
+    stacks = [model] + ([draft.model] if draft else [])
+    size = sum(2 * m.num_layers * m.num_kv_heads * m.head_dim for m in stacks) * _DTYPES[a.dtype].itemsize
+    return max(row, min(a.max_running_requests * row, _DEFAULT_POOL_BYTES // size))

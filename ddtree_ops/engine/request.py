@@ -1,0 +1,59 @@
+"""What the engine is asked and what it answers, between the HTTP side and the step loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+TokenLogprob = tuple[float | None, int]
+"""(natural log-probability, token id); None for the first input token, which nothing predicts."""
+
+Top = list[TokenLogprob] | None
+"""The most probable tokens at one position, descending; None where nothing predicts it."""
+
+
+@dataclass(frozen=True)
+class LogprobOptions:
+    """start: first prompt position reported; top: how many alternatives a position."""
+
+    start: int
+    top: int
+
+
+@dataclass
+class Update:
+    """Progress of one request since its last update, safe to hand to another thread.
+
+    verify_count and committed are totals since the request's start: decode steps that verified a draft, and the tokens
+    that they committed, those included that then fell behind a stop or the length limit.
+    finish: None while it runs, else SGLang's finish_reason: {type: length, length} | {type: stop, matched} |
+    {type: abort, message}. `failed` marks an abort for which the engine, not the client, is to blame.
+    """
+
+    output_ids: list[int] = field(default_factory=list)
+    input_logprobs: list[TokenLogprob] = field(default_factory=list)
+    input_top: list[Top] = field(default_factory=list)
+    output_logprobs: list[TokenLogprob] = field(default_factory=list)
+    output_top: list[Top] = field(default_factory=list)
+    verify_count: int = 0
+    committed: int = 0
+    finish: dict[str, str | int] | None = None
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """A validated request. max_new_tokens may be 0: the prompt is scored and nothing is generated.
+
+    `sink` gets every update, from the engine's thread; `stream` asks for one a step and not only the last.
+    """
+
+    rid: str
+    prompt: list[int]
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    logprobs: LogprobOptions | None
+    stream: bool
+    sink: Callable[[Update], None]
+    created: float = field(default_factory=time.monotonic)

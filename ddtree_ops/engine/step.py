@@ -1,0 +1,214 @@
+"""Decoding by steps: prefill of joining prompts, then one draft + verify + commit for all running requests at once.
+
+AR is the verify of a tree that is only its root; the chain is a tree without branches. All three share the code
+below, so that what is exact for one is exact for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .attention import PromptAttention, VerifyAttention, prefix_allowed
+from .drafter import Drafter
+from .faults import Fault
+from .kv import KVPool, SlotTable
+from .mask import ancestors, new_buffer, read_rows, write_rows
+from .target import Target
+from .tree import Shape, best_first, chain, shape_of
+from .walk import accepted_path
+
+Ints = NDArray[np.int64]
+
+
+class NumericError(RuntimeError):
+    """Logits that are not finite: whatever tokens follow would be meaningless."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is drafted. budget None: the chain of block_size - 1; else a tree of `budget` nodes, topk a position."""
+
+    budget: int | None
+    topk: int
+
+
+@dataclass
+class Sequence:
+    """A request as the decoder sees it: its row of slots, L (tokens with target KV) and the bonus token after them."""
+
+    row: int
+    length: int = 0
+    bonus: int = -1
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to prefill: logits are wanted from position `logits_from` on; `steps`: whether decode steps follow."""
+
+    sequence: Sequence
+    ids: list[int]
+    logits_from: int
+    steps: bool
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Tokens each request gained, bonus last, and which of the logits [rows, vocab] each of them came from."""
+
+    tokens: list[list[int]]
+    rows: list[list[int]]
+    logits: Tensor
+
+
+def candidates(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(values, ids) of the `count` largest of the last dimension, descending; equal values: lower id first."""
+    values, ids = logprobs.topk(min(count + 1, logprobs.shape[-1]))
+    if bool((values[..., 1:] == values[..., :-1]).any()):
+        # topk breaks ties as it likes; a stable sort costs more and is needed only here.
+        values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
+    return values[..., :count], ids[..., :count]
+
+
+class Decoder:
+    """Target, drafter and their memory, stepping a batch of sequences greedily. Not thread-safe."""
+
+    def __init__(
+        self,
+        target: Target,
+        table: SlotTable,
+        pool: KVPool,
+        drafter: Drafter | None = None,
+        draft: Draft | None = None,
+        fault: Fault | None = None,
+    ) -> None:
+        """drafter and draft are both given (DFLASH, DDTREE) or both absent (AR)."""
+        if (drafter is None) != (draft is None):
+            raise ValueError("drafter and draft go together")
+        self.target, self.table, self.drafter = target, table, drafter
+        self._pool, self._draft, self._fault = pool, draft, fault
+        self._heads = (target.config.num_heads, target.config.num_kv_heads)
+        self._capture = drafter.config.target_layer_ids if drafter else ()
+        self.executed: Shape | None = None
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Seq[Prompt]) -> list[Tensor]:
+        """One causal pass over whole prompts; sets each sequence's length and bonus token.
+
+        Returns logits [len(ids) - logits_from, vocab] of each prompt. The draft context is filled only where steps
+        follow. Raises NumericError.
+        """
+        counts = [len(prompt.ids) for prompt in prompts]
+        ids = torch.tensor([token for prompt in prompts for token in prompt.ids])
+        positions = torch.cat([torch.arange(count) for count in counts])
+        owner = torch.repeat_interleave(torch.tensor([prompt.sequence.row for prompt in prompts]), torch.tensor(counts))
+        slots = self.table.at(owner, positions)
+        attend = PromptAttention(self._pool, slots, counts)
+        hidden, features = self.target.forward(ids, positions, attend, self._capture)
+        if self.drafter is not None and features is not None and any(prompt.steps for prompt in prompts):
+            kept = torch.cat([torch.full((len(prompt.ids),), prompt.steps) for prompt in prompts])
+            self.drafter.append(features[kept], slots[kept], positions[kept])
+        wanted = torch.cat([torch.arange(len(p.ids)) >= p.logits_from for p in prompts])
+        sizes = [len(prompt.ids) - prompt.logits_from for prompt in prompts]
+        logits = list(torch.split(self.target.logits(hidden[wanted]), sizes))
+        for prompt, scores in zip(prompts, logits, strict=True):
+            prompt.sequence.length = len(prompt.ids)
+            prompt.sequence.bonus = _choices(scores[-1:])[0]
+        return logits
+
+    @torch.inference_mode()
+    def step(self, sequences: Seq[Sequence]) -> StepResult:
+        """Draft, verify and commit once for every sequence. Each gains its accepted tokens and one bonus token.
+
+        The tokens must lie within each sequence's slots: L + W of them. Raises NumericError.
+        """
+        batch = len(sequences)
+        rows = torch.tensor([sequence.row for sequence in sequences])
+        lengths = torch.tensor([sequence.length for sequence in sequences])
+        bonus = torch.tensor([sequence.bonus for sequence in sequences])
+        prefix = self.table.prefix(rows, int(lengths.max()))
+        parent, depth, token = self._propose(bonus, lengths, prefix)
+        width = parent.shape[1]
+        nodes = self.table.at(rows, lengths.unsqueeze(1) + torch.arange(width))
+        attend = VerifyAttention(
+            self._pool, self._heads, prefix, nodes, self._allowed(parent, depth, lengths, prefix), self.target.dtype
+        )
+        hidden, features = self.target.forward(
+            torch.from_numpy(token).reshape(-1), self._positions(lengths, depth), attend, self._capture
+        )
+        logits = self.target.logits(hidden)
+        choice = np.array(_choices(logits)).reshape(batch, width).tolist()
+        paths = [accepted_path(*tree) for tree in zip(parent.tolist(), token.tolist(), choice, strict=True)]
+        self._commit(paths, nodes, lengths, features)
+        gained = []
+        for sequence, path, tokens, chosen in zip(sequences, paths, token.tolist(), choice, strict=True):
+            sequence.length += len(path)
+            sequence.bonus = chosen[path[-1]]
+            gained.append([*(tokens[node] for node in path[1:]), sequence.bonus])
+        self.executed = shape_of(parent, depth)
+        return StepResult(gained, [[i * width + node for node in path] for i, path in enumerate(paths)], logits)
+
+    def _propose(self, bonus: Tensor, lengths: Tensor, prefix: Tensor) -> tuple[Ints, Ints, Ints]:
+        """(parent, depth, token), each [batch, W]."""
+        batch = bonus.shape[0]
+        if self.drafter is None or self._draft is None:
+            root = np.zeros((batch, 1), dtype=np.int64)
+            return root, root, bonus.unsqueeze(1).numpy()
+        logits = self.drafter.logits(bonus, lengths, prefix)
+        if self._draft.budget is None:
+            trees = [chain(logits.shape[1])] * batch
+            ids = logits.argmax(-1, keepdim=True)
+        else:
+            values, ids = candidates(
+                torch.log_softmax(logits.float(), dim=-1), min(self._draft.topk, self._draft.budget)
+            )
+            trees = [best_first(rows, self._draft.budget) for rows in values.tolist()]
+        depth = np.array([tree.depth for tree in trees], dtype=np.int64)
+        rank = np.array([tree.rank for tree in trees], dtype=np.int64)
+        token = ids.numpy()[np.arange(batch)[:, None], depth - 1, rank]
+        token[:, 0] = bonus.numpy()
+        return np.array([tree.parent for tree in trees], dtype=np.int64), depth, token
+
+    def _positions(self, lengths: Tensor, depth: Ints) -> Tensor:
+        offset = torch.from_numpy(depth)
+        if self._fault is Fault.ROPE_BY_INDEX:
+            offset = torch.arange(depth.shape[1])
+        return (lengths.unsqueeze(1) + offset).reshape(-1)
+
+    def _allowed(self, parent: Ints, depth: Ints, lengths: Tensor, prefix: Tensor) -> Tensor:
+        """bool [batch, W, prefix columns + W]: the own prefix, and the tree cells as read back from the flat buffer."""
+        batch, width = parent.shape
+        stride = width
+        if self._fault is Fault.MASK_ROWS_BY_BLOCK_SIZE and self.drafter is not None:
+            stride = self.drafter.config.block_size
+        buffer = new_buffer(batch, width, stride)
+        write_rows(buffer, ancestors(parent, int(depth.max())), stride)
+        cells = torch.from_numpy(read_rows(buffer, batch, width))
+        visible = prefix_allowed(lengths, prefix.shape[1]).unsqueeze(1).expand(batch, width, -1)
+        return torch.cat((visible, cells), dim=2)
+
+    def _commit(self, paths: list[list[int]], nodes: Tensor, lengths: Tensor, features: Tensor | None) -> None:
+        """Compact each accepted path to the slots that follow its prefix, and hand its features to the drafter."""
+        request = torch.tensor([i for i, path in enumerate(paths) for _ in path])
+        node = torch.tensor([node for path in paths for node in path])
+        order = torch.tensor([place for path in paths for place in range(len(path))])
+        source, destination = nodes[request, node], nodes[request, order]
+        moved = source != destination
+        if bool(moved.any()):
+            self._pool.move(source[moved], destination[moved])
+        if self.drafter is not None and features is not None:
+            self.drafter.append(features[request * nodes.shape[1] + node], destination, lengths[request] + order)
+
+
+def _choices(logits: Tensor) -> list[int]:
+    """Argmax of each row, lowest id first among equals. Raises NumericError."""
+    best, choice = logits.max(dim=-1)
+    if not bool(best.isfinite().all()):
+        raise NumericError("the target's logits are not finite")
+    chosen: list[int] = choice.tolist()
+    return chosen
