@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def verify_exactness(
     host: HostOption = None,
     service: ServiceOption = None,
-    prompts: Annotated[Path | None, typer.Option("--prompts", help="A file of prompts instead of the packaged set.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", help="A file of prompts instead of the packaged set.")
+    ] = None,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:

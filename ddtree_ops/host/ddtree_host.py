@@ -1042,9 +1042,8 @@ class Service:
         pairs: list[tuple[str, str]] = []
         env = (read_bytes(self.generation(n) / "env") or b"").decode(errors="replace")
         unit = (read_bytes(self.generation(n) / "unit") or b"").decode(errors="replace")
-        pairs += [
-            (key.strip(), value.strip().strip("'\"")) for key, _, value in (l.partition("=") for l in env.splitlines())
-        ]
+        for key, _, value in (line.partition("=") for line in env.splitlines()):
+            pairs.append((key.strip(), value.strip().strip("'\"")))
         for line in settings(unit, "Environment"):
             with contextlib.suppress(ValueError):
                 pairs += [(word.partition("=")[0], word.partition("=")[2]) for word in shlex.split(line)]
@@ -1076,7 +1075,10 @@ class Service:
         if confirmed is None:
             foreign = now.kind != "none" or now.dropins or self.sup.show()["load"] not in ("not-found", "masked", "")
             return ["a unit of this name exists and is not ours"] if foreign else []
-        return self.sup.form_of(confirmed).differs(now)
+        try:
+            return self.sup.form_of(confirmed).differs(now)
+        except HostError as damaged:
+            return [damaged.message]
 
     # disk
 
@@ -1241,6 +1243,8 @@ def recover(service: Service, reason: str, boot: bool = False) -> JSON:
         if not boot and service.sup.going_down():
             service.try_log(txn, "recover", "note", reason=f"{told.message}; the host is going down")
             return {"result": "left to boot", "generation": confirmed}
+        if boot:  # the start job that waits behind us would run what was never proven
+            service.sup.ask_stop(0, block=False)
         commands = by_hand(service, pending)
         why = f"{reason}; then the restore failed: {told.message}"
         service.try_log(txn, "recover", "fail", reason=told.message, log=told.more.get("log", []))
@@ -1266,8 +1270,8 @@ def restore(service: Service, pending: JSON, boot: bool) -> bool:
     """Put ``pending.from`` back and start it; True when it is proven healthy."""
     sup, before = service.sup, pending["from"]
     stop_s = float(pending.get("stop_timeout_s") or 60)
-    form = Form() if before is None else sup.form_of(before)
     if boot:
+        form = Form() if before is None else sup.form_of(before)
         if sup.show()["state"] in ("active", "activating") and sup.members():
             sup.halt(stop_s)
         sup.place(form)
@@ -1276,8 +1280,8 @@ def restore(service: Service, pending: JSON, boot: bool) -> bool:
         elif form.links:
             sup.start(30, block=False)
         return False
-    sup.halt(stop_s)
-    sup.place(form)
+    sup.halt(stop_s)  # first of all: what failed its proof serves no more, whatever comes
+    sup.place(Form() if before is None else sup.form_of(before))
     if before is None:
         return True
     if pending.get("was") == "inactive":
@@ -1610,7 +1614,7 @@ class Applier:
         return {"downtime_s": self.downtime}
 
     def gate(self) -> JSON:
-        """Wait for the client's verdict while the service is watched. A verdict that is here counts before the lease."""
+        """Wait for the verdict while the service is watched. One that is here counts before the lease."""
         assert self.vigil is not None
         while True:
             verdict = read_json(self.dir / "verdict.json")
@@ -2009,9 +2013,9 @@ def build_release(
     write_json(temp / "installed.json", told)
     for directory, _, names in os.walk(temp):
         for name in names:
-            path = Path(directory) / name
-            if not path.is_symlink():
-                path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+            inner = Path(directory) / name
+            if not inner.is_symlink():
+                inner.chmod(stat.S_IMODE(inner.stat().st_mode) & ~0o222)
         if directory != str(temp):
             Path(directory).chmod(0o555)
     sync_filesystem(temp)
@@ -2178,7 +2182,7 @@ def gpus() -> list[JSON]:
     )
     keys = ("index", "name", "driver_version", "memory_total", "memory_used")
     rows = [safe(line).split(", ") for line in done.stdout.splitlines()[:64]] if done.returncode == 0 else []
-    return [dict(zip(keys, row)) for row in rows if len(row) == len(keys)]
+    return [dict(zip(keys, row)) for row in rows if len(row) == len(keys)]  # noqa: B905 (strict= is 3.10)
 
 
 def status(service: Service, request: JSON) -> JSON:
@@ -2262,7 +2266,8 @@ def collect(service: Service, request: JSON) -> JSON:
 
 def history(service: Service, request: JSON) -> JSON:
     """Transactions, newest first, and all generations, each with whether it was ever confirmed."""
-    limit, found = integer(request.get("limit", 50), "limit", 1, 1000), {}
+    limit = integer(request.get("limit", 50), "limit", 1, 1000)
+    found: dict[str, JSON] = {}
     for entry in service.journal.entries():
         txn = str(entry.get("txn"))
         row = found.setdefault(txn, {"txn": txn, "t": entry.get("t"), "end": None})
@@ -2454,7 +2459,7 @@ def power(service: Service, request: JSON) -> JSON:
 
 
 def unlock(service: Service, request: JSON) -> JSON:
-    """Tell a live applier to stop: it recovers and ends. ``released`` is false when it is still at it after ``wait_s``."""
+    """Tell a live applier to stop: it recovers and ends. ``released``: whether it did so within ``wait_s``."""
     reason, holder = safe(member(request, "reason", str), cap=500), service.holder()
     if holder is None or not holder["alive"]:
         return {"released": True, "was": None, "unfinished": (service.state()["pending"] or {}).get("txn")}

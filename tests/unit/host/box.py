@@ -20,6 +20,7 @@ from ddtree_ops.host import source
 
 ENGINE = Path(__file__).with_name("engine.py")
 PYTHON = os.environ.get("DDTREE_TEST_PYTHON", sys.executable)  # the agent's; any from 3.9 on
+SECRET = "swordfish-4711"
 JSON = dict[str, Any]
 
 
@@ -41,6 +42,8 @@ class Box:
     """One service ``web`` under ``root``; every call is a process of its own, as over SSH."""
 
     supervisor = "process"
+    unit_dir = "/etc/systemd/system"
+    python = PYTHON
 
     def __init__(self, root: Path, service: str = "web") -> None:
         self.root, self.service, self.port = root, service, free_port()
@@ -49,12 +52,15 @@ class Box:
 
     def request(self, verb: str, **fields: Any) -> JSON:
         base = {"verb": verb, "root": str(self.root), "service": self.service, "supervisor": self.supervisor}
-        return {**base, "unit_dir": "/etc/systemd/system", **fields}
+        return {**base, "unit_dir": self.unit_dir, **fields}
+
+    def execute(self, argv: list[str], stdin: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout, check=False)
 
     def call(self, verb: str, **fields: Any) -> JSON:
         """The reply; raises Refused."""
         script = f"{source()}\nraise SystemExit(main_request({json.dumps(self.request(verb, **fields))!r}))\n"
-        done = subprocess.run([PYTHON, "-I", "-"], input=script.encode(), capture_output=True, timeout=60, check=False)
+        done = self.execute([self.python, "-I", "-"], script.encode())
         assert done.returncode == 0, done.stderr.decode()
         reply: JSON = json.loads(done.stdout)
         if reply.pop("ok"):
@@ -62,7 +68,7 @@ class Box:
         raise Refused(reply["error"])
 
     def cli(self, verb: str, *more: str) -> list[str]:
-        return [PYTHON, "-I", str(self.agent), verb, "--root", str(self.root), "--service", self.service, *more]
+        return [self.python, "-I", str(self.agent), verb, "--root", str(self.root), "--service", self.service, *more]
 
     def bootstrap(self) -> JSON:
         return self.call("bootstrap", source_b64=base64.b64encode(source().encode()).decode())
@@ -70,22 +76,23 @@ class Box:
     def probe(self, **more: Any) -> JSON:
         return self.call("probe", model_paths=[], release=None, port=self.port, **more)
 
-    def process_json(self, **engine: Any) -> str:
+    def files(self, n: int, **engine: Any) -> dict[str, str]:
+        """The generation's files that start an engine with these arguments."""
         words = [f"{key}={value}" for key, value in {"port": self.port, **engine}.items()]
-        spec = {"argv": [sys.executable, "-I", str(ENGINE), *words], "env": {"ENGINE_API_KEY": "swordfish-4711"}, "cwd": "/"}
-        return json.dumps(spec)
+        argv = [sys.executable, "-I", str(ENGINE), *words]
+        return {"process.json": json.dumps({"argv": argv, "env": {"ENGINE_API_KEY": SECRET}, "cwd": "/"})}
 
     def plan(self, txn: str, *, expect: JSON | None = None, wanted: JSON | None = None, **more: Any) -> JSON:
         """A sealed plan for an engine of these arguments (``more`` replaces whole keys of the plan)."""
         seen = self.probe()
         n = seen["next_generation"]
         engine = more.pop("engine", {"who": txn})
-        generation = {"n": n, "files": {"process.json": self.process_json(**engine), "profile.json": "{}"}, "meta": {}}
+        generation = {"n": n, "files": {**self.files(n, **engine), "profile.json": "{}"}, "meta": {}}
         return {
             "format": 1, "txn": txn, "who": "ann", "client": "desk", "workspace_commit": None, "action": "deploy",
-            "root": str(self.root), "service": self.service, "supervisor": self.supervisor, "unit_dir": "/etc/systemd/system",
-            "expect": expect or self.expectation(seen), "adopt": False, "overwrite": False,
-            "generation": generation, "target": n, "release": None,
+            "root": str(self.root), "service": self.service, "supervisor": self.supervisor,
+            "unit_dir": self.unit_dir, "expect": expect or self.expectation(seen),
+            "adopt": False, "overwrite": False, "generation": generation, "target": n, "release": None,
             "health": {"port": self.port, "timeout_s": 20, "expect": wanted or {}, "fatal": ["^FATAL"]},
             "stop_timeout_s": 10, "gate_timeout_s": 30, "lease_s": 20, **more,
         }  # fmt: skip
@@ -102,11 +109,13 @@ class Box:
 
     # the journal
 
-    def entries(self, txn: str) -> list[JSON]:
+    def journal(self) -> str:
         path = self.dir / "journal.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        return path.read_text() if path.exists() else ""
+
+    def entries(self, txn: str) -> list[JSON]:
         found = []
-        for line in lines:
+        for line in self.journal().splitlines():
             with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return [entry for entry in found if entry["txn"] == txn]
@@ -131,12 +140,16 @@ class Box:
         """Apply, send the verdict when the gate opens, return the end."""
         self.call("apply", plan=self.plan(txn, **more))
         deadline = time.monotonic() + 30
-        while not {"gate begin", "end"} & {step.replace("end ", "end ").split(" ")[0] if step.startswith("end") else step for step in self.steps(txn)}:
+        while not any(step.startswith(("gate begin", "end")) for step in self.steps(txn)):
             assert time.monotonic() < deadline, self.steps(txn)
             time.sleep(0.02)
-        if "gate begin" in self.steps(txn) and not any(step.startswith("end") for step in self.steps(txn)):
-            self.call("verdict", txn=txn, verdict={"passed": passed, "kind": "EXACT" if passed else "FAIL", "reasons": []})
+        if "gate begin" in self.steps(txn):
+            self.verdict(txn, passed)
         return self.end(txn)
+
+    def verdict(self, txn: str, passed: bool = True) -> JSON:
+        kind = "EXACT" if passed else "FAIL"
+        return self.call("verdict", txn=txn, verdict={"passed": passed, "kind": kind, "reasons": []})
 
     # what runs
 

@@ -1,0 +1,107 @@
+"""The gate: preflight, the methods, the verdict, all inside one time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+
+from ddtree_ops.errors import UsageError
+from ddtree_ops.exactness import judge
+from ddtree_ops.exactness.client import Server, Trouble
+from ddtree_ops.exactness.evidence import Evidence, Tally, conclude, differing_arguments
+from ddtree_ops.exactness.plan import GatePlan, check_plan
+from ddtree_ops.exactness.selfscore import Facts, Progress, SelfScore, TooMuchTrouble
+from ddtree_ops.exactness.verdict import Verdict
+
+SHAPE_KEYS = (
+    "speculative_algorithm",
+    "speculative_ddtree_budget",
+    "speculative_ddtree_topk",
+    "speculative_num_draft_tokens",
+    "speculative_dflash_block_size",
+    "dtype",
+    "tp_size",
+    "max_running_requests",
+    "version",
+)
+
+
+def run_gate(plan: GatePlan, progress: Progress | None = None) -> Verdict:
+    """Asks the server at ``plan.url`` and judges its answers. Blocks up to ``plan.time_limit_s``.
+
+    Whatever the server does ends in a verdict, never an exception. Raises UsageError for a plan that could not give a
+    verdict on any server. ``progress(what, done, total)`` is called after every step. Not to be called from inside a
+    running event loop.
+    """
+    check_plan(plan)
+    try:
+        httpx.URL(plan.url)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"exactness: url {plan.url!r}: {error}") from error
+    return asyncio.run(_gate(plan, progress))
+
+
+async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
+    begun = time.monotonic()
+    eps = judge.epsilon(plan.dtype, plan.epsilon_roundings, plan.logit_scale)
+    evidence = Evidence(plan=plan, epsilon=eps, tallies={c: Tally(c) for c in plan.concurrency})
+    if plan.dtype == "auto":
+        evidence.reason("note", "dtype-auto", "dtype auto is judged with bfloat16's epsilon")
+    async with Server(plan.url, api_key=plan.api_key, connections=max(plan.concurrency)) as server:
+        try:
+            async with asyncio.timeout(plan.time_limit_s):
+                facts = await _preflight(server, plan, evidence)
+                await SelfScore(server, evidence, facts, progress).run()
+        except TimeoutError:
+            message = f"no verdict within the time limit of {plan.time_limit_s:g} s"
+            evidence.reason("inconclusive", "time-limit", message)
+        except Trouble as trouble:
+            evidence.reason("inconclusive", trouble.code, trouble.message)
+        except TooMuchTrouble:
+            evidence.reason("inconclusive", "given-up", f"given up after {evidence.troubles} requests that failed")
+        return conclude(
+            evidence,
+            seconds=time.monotonic() - begun,
+            requests=server.requests,
+            generated=server.generated,
+            prefilled=server.prefilled,
+        )
+
+
+async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Facts:
+    """Compares the resolved arguments and learns what the method needs to know. Raises Trouble."""
+    info = await server.info("server_info")
+    for line in differing_arguments(plan.expect, info):
+        evidence.reason("fail", f"argument:{line.split(' ', 1)[0]}", f"resolved arguments differ: {line}")
+    evidence.shape = {key: value for key in SHAPE_KEYS if isinstance(value := info.get(key), str | int | float)}
+    running = _size(info.get("max_running_requests"))
+    if running is not None and running < max(plan.concurrency):
+        message = f"the server runs at most {running} requests at once, so C={max(plan.concurrency)} was not reached"
+        evidence.reason("note", "concurrency-capped", message)
+    tokenizer = info.get("skip_tokenizer_init") is not True
+    vocab = plan.vocab_size or _size(info.get("vocab_size"))
+    if vocab is None:
+        vocab = await _vocabulary(server)
+    evidence.prompt_set = plan.prompt_set
+    if not tokenizer and any(prompt.input_ids is None for prompt in plan.prompts):
+        evidence.prompt_set = f"{plan.prompt_set}, as pseudo-random ids"
+        message = "the server skips its tokenizer: prompts are pseudo-random ids below its vocabulary, not their texts"
+        evidence.reason("note", "no-tokenizer", message)
+    contexts = [_size(info.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
+    return Facts(vocab_size=vocab, context=min((c for c in contexts if c), default=None), tokenizer=tokenizer)
+
+
+async def _vocabulary(server: Server) -> int | None:
+    """From /model_info, which not every server has: without it the vocabulary stays unknown."""
+    try:
+        return _size((await server.info("model_info")).get("vocab_size"))
+    except Trouble as trouble:
+        if trouble.code == "http-404":
+            return None
+        raise
+
+
+def _size(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

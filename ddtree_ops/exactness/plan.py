@@ -1,0 +1,79 @@
+"""What the gate is asked to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import msgspec
+
+from ddtree_ops.errors import UsageError
+from ddtree_ops.exactness.judge import UNIT_ROUNDOFF
+from ddtree_ops.exactness.verdict import Policy
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt: exactly one of ``text`` and ``input_ids``. ``id`` names it in findings, ``kind`` says what it is."""
+
+    id: str
+    kind: str
+    text: str | None = None
+    input_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatePlan:
+    """``url`` is the server's base; ``algorithm`` none, dflash or ddtree; ``dtype`` float32, bfloat16, float16 or auto
+    (judged with bfloat16's epsilon). ``expect``: `/server_info` key -> the value it must show. ``vocab_size`` and
+    ``stop_token_ids`` add to what the server tells. ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``:
+    judge.epsilon. ``time_limit_s`` bounds the whole run. ``second_turn_tokens`` 0 leaves second turns out.
+    """
+
+    url: str
+    algorithm: str
+    dtype: str
+    policy: Policy
+    epsilon_roundings: int
+    concurrency: tuple[int, ...]
+    max_new_tokens: int
+    prompts: Sequence[Prompt]
+    time_limit_s: float
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    min_accept_length: float | None = None
+    api_key: str | None = field(default=None, repr=False)
+    prompt_set: str = "prompts"
+    vocab_size: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    near_tie_rate: float = 0.02
+    logit_scale: float = 16.0
+    second_turn_tokens: int = 16
+
+
+def check_plan(plan: GatePlan) -> None:
+    """Raises UsageError for a plan that could not give a verdict on any server."""
+    ids = [prompt.id for prompt in plan.prompts]
+    wrong = [
+        (not plan.url.startswith(("http://", "https://")), f"url {plan.url!r} is not http(s)"),
+        (
+            plan.dtype not in (*UNIT_ROUNDOFF, "auto"),
+            f"dtype {plan.dtype!r}; allowed: {', '.join(UNIT_ROUNDOFF)}, auto",
+        ),
+        (plan.algorithm not in ("none", "dflash", "ddtree"), f"algorithm {plan.algorithm!r}"),
+        (plan.policy not in get_args(Policy), f"policy {plan.policy!r}; allowed: exact, near-tie"),
+        (plan.epsilon_roundings < 0, "epsilon_roundings below 0"),
+        (not plan.concurrency or min(plan.concurrency) < 1, f"concurrency {plan.concurrency}: at least one, each >= 1"),
+        (len(set(plan.concurrency)) != len(plan.concurrency), f"concurrency {plan.concurrency} names one twice"),
+        (plan.max_new_tokens < 2, "max_new_tokens below 2: the first token of a prefill is never speculated"),
+        (not (math.isfinite(plan.time_limit_s) and plan.time_limit_s > 0), "time_limit_s is not above 0"),
+        (not ids, "no prompts"),
+        (len(set(ids)) != len(ids), "two prompts have one id"),
+    ]
+    for prompt in plan.prompts:
+        given = (prompt.text is not None) + (prompt.input_ids is not None)
+        wrong.append((given != 1, f"prompt {prompt.id}: give text or input_ids, one of them"))
+        wrong.append((prompt.text == "" or prompt.input_ids == (), f"prompt {prompt.id} is empty"))
+    for bad, message in wrong:
+        if bad:
+            raise UsageError(f"exactness: {message}")
