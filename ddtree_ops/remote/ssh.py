@@ -147,7 +147,7 @@ class _ChannelPipes:
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
-        except OSError as error:
+        except (OSError, EOFError) as error:  # paramiko's word for a connection that ended is EOFError
             self._require_link()
             raise BrokenPipeError("the command no longer reads") from error
 
@@ -164,7 +164,8 @@ class _ChannelPipes:
         return 255 if self._channel.exit_status == -1 else self._channel.exit_status
 
     def kill(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
     def _require_link(self) -> None:
         # paramiko ends the channels first and notes the end of its transport a moment later.
