@@ -29,8 +29,7 @@ def history(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             reply = session.agent.call("history", limit=limit)
         rows = []
         for generation in reply.get("generations", []):

@@ -28,8 +28,7 @@ def status(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             seen = session.probe()
         drift = find_drift(seen, deployment.host.supervisor)
         doubt = unproven(seen) if seen.state.confirmed is not None else "nothing is deployed"
