@@ -23,7 +23,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect the marked tests whose switch is off; count them for the last lines."""
     kept = []
     for item in items:
-        off = [mark for mark, (switch, _) in LEFT_OUT.items() if item.get_closest_marker(mark) and not os.environ.get(switch)]
+        off = [
+            mark
+            for mark, (switch, _) in LEFT_OUT.items()
+            if item.get_closest_marker(mark) and not os.environ.get(switch)
+        ]
         if off:
             _counts[off[0]] += 1
         else:
