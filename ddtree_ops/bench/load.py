@@ -62,7 +62,9 @@ def load_held_out(path: Path, *, count: int, looping: bool = False) -> list[Held
     return found
 
 
-def measure(url: str, prompts: Sequence[Sequence[int]], *, concurrency: int, max_new_tokens: int, timeout_s: float = 300) -> Cell:
+def measure(
+    url: str, prompts: Sequence[Sequence[int]], *, concurrency: int, max_new_tokens: int, timeout_s: float = 300
+) -> Cell:
     """Ask every prompt once, greedily and to full length (EOS ignored), ``concurrency`` in flight.
 
     Raises Failed for any answer that is not a full one: a cell with holes is no cell.
@@ -79,7 +81,9 @@ async def _measure(url: str, prompts: Sequence[Sequence[int]], concurrency: int,
         async def worker() -> None:
             for index in todo:
                 sampling = {"temperature": 0, "max_new_tokens": length, "ignore_eos": True}
-                reply = await client.post("/generate", json={"input_ids": list(prompts[index]), "sampling_params": sampling})
+                reply = await client.post(
+                    "/generate", json={"input_ids": list(prompts[index]), "sampling_params": sampling}
+                )
                 reply.raise_for_status()
                 answers[index] = reply.json()
 

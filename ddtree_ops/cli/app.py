@@ -24,11 +24,14 @@ HostOption = Annotated[
 ]
 ServiceOption = Annotated[str | None, typer.Option("--service", help="Which service, where a host has several.")]
 ProfileOption = Annotated[
-    str | None, typer.Option("--profile", help="Use this profile instead of the inventory's; the inventory stays as it is.")
+    str | None,
+    typer.Option("--profile", help="Use this profile instead of the inventory's; the inventory stays as it is."),
 ]
 WorkspaceOption = Annotated[
     Path | None,
-    typer.Option("--workspace", envvar="DDTREE_WORKSPACE", help="The directory that holds inventories/ (default: found upwards)."),
+    typer.Option(
+        "--workspace", envvar="DDTREE_WORKSPACE", help="The directory that holds inventories/ (default: found upwards)."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, everything else on stderr.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

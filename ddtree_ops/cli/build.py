@@ -16,7 +16,7 @@ def build(
     arch: Annotated[str, typer.Option("--arch", help="GPU arch such as sm_120; none for the CPU engine.")] = "none",
     json_: JsonOption = False,
 ) -> int:
-    """Make a release, print its id. The same inputs give the same id anywhere; what is built is answered from the cache."""
+    """Make a release, print its id. The same inputs give the same id anywhere."""
     from ddtree_ops import release
 
     screen = Screen(json_=json_)

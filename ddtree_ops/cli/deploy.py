@@ -22,7 +22,9 @@ def deploy(
     profile: ProfileOption = None,
     adopt: AdoptOption = False,
     overwrite: OverwriteOption = False,
-    snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Commit a snapshot after a confirmed deploy.")] = True,
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Commit a snapshot after a confirmed deploy.")
+    ] = True,
     yes: YesOption = False,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
@@ -60,8 +62,6 @@ def deploy(
 
 def report(screen: Screen, outcome: Outcome) -> None:
     """One line of success, the verdict under it."""
-    from ddtree_ops.exactness import render_lines
-
     down = f", down {outcome.downtime_s:.1f} s" if outcome.downtime_s is not None else ""
     kind = f", {outcome.verdict.kind}" if outcome.verdict else ""
     screen.say(
@@ -69,7 +69,7 @@ def report(screen: Screen, outcome: Outcome) -> None:
         f" (release {outcome.release}, {outcome.bytes_sent} bytes sent{down}, {outcome.seconds:.1f} s in all)",
         "green",
     )
-    for line in render_lines(outcome.verdict) if outcome.verdict else ():
+    for line in outcome.verdict.lines() if outcome.verdict else ():
         screen.say(f"  {line}")
 
 

@@ -25,7 +25,9 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
 
     screen = Screen(json_=json_)
     loaded = load_workspace(find_workspace(workspace))
-    deployments = [resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services]
+    deployments = [
+        resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services
+    ]
 
     def look(deployment: Deployment) -> dict[str, str]:
         session = open_session(deployment)
@@ -44,7 +46,7 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
                 failed = max(failed, error.exit_code)
                 blank = {"host": deployment.host.name, "service": deployment.service_name, "state": error.message}
                 rows.append(blank)
-    columns = list(max(rows, key=len)) if rows else []
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     if screen.json:
         screen.document({"ok": failed == 0, "hosts": rows})
     else:

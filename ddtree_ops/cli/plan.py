@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ddtree_ops.deploy.plan import Plan
     from ddtree_ops.model import Deployment
 
-AdoptOption = Annotated[bool, typer.Option("--adopt", help="Keep a hand-made unit as generation 0, byte for byte, and take over.")]
+AdoptOption = Annotated[
+    bool, typer.Option("--adopt", help="Keep a hand-made unit as generation 0, byte for byte, and take over.")
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what somebody changed on the host.")]
 
 
@@ -54,7 +56,9 @@ def show(screen: Screen, made: Plan, seen: Facts) -> None:
     if not made.changes:
         screen.say(f"{name}: generation {made.to} runs, release {made.release}, nothing to change")
         return
-    screen.say(f"{name}: generation {made.from_ if made.from_ is not None else '-'} -> {made.to}, release {made.release}")
+    screen.say(
+        f"{name}: generation {made.from_ if made.from_ is not None else '-'} -> {made.to}, release {made.release}"
+    )
     for reason in made.reasons:
         screen.say(f"  * {reason}")
     for line in made.drift:

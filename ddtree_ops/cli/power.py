@@ -86,7 +86,7 @@ def _tell_host(
     **fields: Any,
 ) -> int:
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.run import open_session, restore_limit_s
 
     screen = Screen(json_=json_)
 
@@ -96,7 +96,7 @@ def _tell_host(
             return 1, {"summary": "declined"}
         session = open_session(deployment)
         with session.transport:
-            reply = session.agent.call(verb, timeout=deployment.profile.load_timeout_s, **fields)
+            reply = session.agent.call(verb, timeout=restore_limit_s(deployment), **fields)
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {verb}: {reply.get('state', 'done')}")
         return 0, {"reply": reply, "summary": verb}
 

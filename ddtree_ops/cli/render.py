@@ -27,7 +27,9 @@ def render(
     for deployment in select(host, service, profile, workspace):
         release = release_id(deployment.profile.engine, arch=deployment.host.gpus.arch)
         files = dict(units.render(deployment, release, 1).files)
-        found.append({"host": deployment.host.name, "service": deployment.service_name, "release": release, "files": files})
+        found.append(
+            {"host": deployment.host.name, "service": deployment.service_name, "release": release, "files": files}
+        )
         for name, text in files.items() if not screen.json else ():
             screen.say(f"# {deployment.host.name}: {deployment.service_name}: {name}")
             screen.say(text)

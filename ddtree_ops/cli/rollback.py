@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 @command("rollback", "Deploy")
 def rollback(
     host: HostOption = None,
-    to: Annotated[int | None, typer.Option("--to", min=0, help="Generation; default: the proven one before the current.")] = None,
+    to: Annotated[
+        int | None, typer.Option("--to", min=0, help="Generation; default: the proven one before the current.")
+    ] = None,
     service: ServiceOption = None,
     yes: YesOption = False,
     workspace: WorkspaceOption = None,

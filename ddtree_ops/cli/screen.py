@@ -52,7 +52,12 @@ class Screen:
         if time.monotonic() - self._since < PROGRESS_AFTER_S:
             return
         if self._progress is None:
-            columns = (TextColumn("  {task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"), TimeRemainingColumn())
+            columns = (
+                TextColumn("  {task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:3.0f}%"),
+                TimeRemainingColumn(),
+            )
             self._progress = Progress(*columns, console=self._err, transient=True)
             self._progress.start()
             self._task = self._progress.add_task(clean(label), total=max(total, 1))
@@ -67,7 +72,12 @@ class Screen:
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
         """A table of the result. Columns whose cells all look like numbers are right-aligned."""
         self._end_progress()
-        table = Table(title=Text(title) if title else None, caption=Text(caption) if caption else None, title_justify="left", caption_justify="left")
+        table = Table(
+            title=Text(title) if title else None,
+            caption=Text(caption) if caption else None,
+            title_justify="left",
+            caption_justify="left",
+        )
         for index, column in enumerate(columns):
             numeric = all(row[index][:1].isdigit() for row in rows) if rows else False
             table.add_column(Text(column), justify="right" if numeric else "left")

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def snapshot(
     host: HostOption = None,
     service: ServiceOption = None,
-    message: Annotated[str | None, typer.Option("-m", "--message", help="Instead of the message that says what changed.")] = None,
+    message: Annotated[
+        str | None, typer.Option("-m", "--message", help="Instead of the message that says what changed.")
+    ] = None,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:

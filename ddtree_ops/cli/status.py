@@ -41,7 +41,10 @@ def status(
             screen.warn(f"UNPROVEN: {doubt}")
         if seen.unfinished:
             screen.warn(f"deploy {seen.unfinished} did not finish")
-        return 0, {"status": {**row, "drift": drift, "unproven": doubt}, "summary": f"{seen.active.state}, {row['verdict']}"}
+        return 0, {
+            "status": {**row, "drift": drift, "unproven": doubt},
+            "summary": f"{seen.active.state}, {row['verdict']}",
+        }
 
     return each(screen, select(host, service, None, workspace), act)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +30,7 @@ def verify_exactness(
     """
     from ddtree_ops.cli.fleet import each, select
     from ddtree_ops.deploy import run
-    from ddtree_ops.exactness import load_prompts, render_lines
+    from ddtree_ops.exactness import load_prompts
 
     screen = Screen(json_=json_)
     overrides = {"prompts": load_prompts(prompts), "prompt_set": prompts.name} if prompts else None
@@ -43,9 +42,9 @@ def verify_exactness(
             verdict = run.verify(session, seen, screen, overrides)
         passed = verdict.passed(deployment.profile.exactness.policy)
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {verdict.kind}", "green" if passed else "red")
-        for line in render_lines(verdict):
+        for line in verdict.lines():
             screen.say(f"  {line}")
         code = verdict.exit_code(deployment.profile.exactness.policy)
-        return code, {"verdict": json.loads(verdict.to_json()), "summary": verdict.kind}
+        return code, {"verdict": verdict.to_json(), "summary": verdict.kind}
 
     return each(screen, select(host, service, None, workspace), act)

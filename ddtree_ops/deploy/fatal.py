@@ -1,4 +1,4 @@
-"""Log lines after which a server never becomes healthy: the wait ends at once (facts.md, "What goes wrong in the field").
+"""Log lines after which a server never becomes healthy: the wait ends at once.
 
 Regular expressions, matched by the host against each line of the service's log since its start.
 """

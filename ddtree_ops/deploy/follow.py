@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from ddtree_ops.errors import DdtreeError, Unreachable
-from ddtree_ops.remote import Process, Transport
+from ddtree_ops.remote.transport import Process, Transport
 
 Entry = dict[str, Any]
 BEATS_PER_LEASE = 6
@@ -48,12 +48,14 @@ class Follower:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
 
     def next(self) -> Entry:
-        """The next journal entry; blocks. Raises Unreachable when the host stayed away for longer than ``give_up_s``."""
+        """The next journal entry; blocks. Raises Unreachable when the host stayed away for ``give_up_s``."""
         while True:
             try:  # a short wait, so that Ctrl-C reaches the main thread
                 item = self._entries.get(timeout=0.5)

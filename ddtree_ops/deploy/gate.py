@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.model import Profile
-from ddtree_ops.remote import Transport
+from ddtree_ops.remote.transport import Transport
 
 Progress = Callable[[str, int, int], None]
 
@@ -50,8 +48,8 @@ def prove(
 ) -> Verdict:
     """Run the gate against the service on the host's loopback ``port``; never raises for what the server does."""
     with transport.forward(port) as url:
-        plan = msgspec.structs.replace(gate_plan(profile, url, expect, workspace), **(overrides or {}))
-        return run_gate(plan, (lambda done, total, what: progress(f"gate: {what}", done, total)) if progress else None)
+        plan = dataclasses.replace(gate_plan(profile, url, expect, workspace), **(overrides or {}))
+        return run_gate(plan, (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None)
 
 
 def stored(verdict: Verdict, profile: Profile, *, generation: int | None, python: str) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def stored(verdict: Verdict, profile: Profile, *, generation: int | None, python
     A verdict says nothing about another generation or another interpreter (design.md, "On a host").
     """
     return {
-        **json.loads(verdict.to_json()),
+        **verdict.to_json(),
         "passed": verdict.passed(profile.exactness.policy),
         "binds": {"generation": generation, "python": python},
     }

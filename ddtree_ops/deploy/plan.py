@@ -249,7 +249,9 @@ def unified_diff(old: str, new: str, name: str) -> str:
     )
 
 
-def seal(plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, Any], adopt: bool, overwrite: bool) -> dict[str, Any]:
+def seal(
+    plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, Any], adopt: bool, overwrite: bool
+) -> dict[str, Any]:
     """The JSON document that ``ddtree-host apply`` takes for this plan."""
     profile = deployment.profile
     new = plan.action == "deploy"

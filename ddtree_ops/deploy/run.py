@@ -5,9 +5,9 @@ The host decides how it ends; this module only reports what the journal says (de
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import getpass
-import json
 import secrets
 import socket
 import subprocess
@@ -16,16 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from ddtree_ops.remote.ship import ship
+
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry, Follower
 from ddtree_ops.deploy.gate import prove, stored
 from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
-from ddtree_ops.exactness import Verdict, render_lines
+from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
 from ddtree_ops.release import Release, build, release_id
-from ddtree_ops.remote import Agent, Transport, connect, ship
+from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.transport import Transport, connect
 
 
 class Ui(Protocol):
@@ -69,7 +72,7 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**plain, "verdict": json.loads(self.verdict.to_json()) if self.verdict else None}
+        return {**plain, "verdict": self.verdict.to_json() if self.verdict else None}
 
 
 class Session:
@@ -141,8 +144,13 @@ def settle(session: Session, seen: Facts, ui: Ui) -> bool:
     if seen.unfinished is None and seen.state.pending is None:
         return False
     ui.step(f"an earlier deploy ({seen.unfinished}) did not finish; recovering it first")
-    session.agent.call("recover", reason="a later deploy found it unfinished", timeout=None)
+    session.agent.call("recover", reason="a later deploy found it unfinished", timeout=restore_limit_s(session.deployment))
     return True
+
+
+def restore_limit_s(deployment: Deployment) -> float:
+    """How long a restore may take, in seconds: stop what is there, load what was there before."""
+    return deployment.profile.stop_timeout_s + deployment.profile.load_timeout_s + LEASE_S
 
 
 def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) -> Outcome:
@@ -200,7 +208,10 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
         from_=seen.state.confirmed,
         to=target,
         release=meta.get("release"),
-        meta={"health": meta.get("health") or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}},
+        meta={
+            "health": meta.get("health")
+            or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}
+        },
         expect={
             "state": {"confirmed": seen.state.confirmed, "pending": None},
             "unit_sha256": seen.unit.sha256,
@@ -209,7 +220,9 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
         },
     )
     bootstrap(session, seen, ui)
-    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True)
+    sealed = seal(
+        plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True
+    )
     end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=target != 0)
     return conclude(plan, end, verdict, 0, time.monotonic() - started)
 
@@ -238,7 +251,7 @@ def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
     if seen.agent_sha256 == host_side.sha256():
         return
     ui.step("installing ddtree-host")
-    session.agent.bootstrap()
+    session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())
 
 
 def build_release(deployment: Deployment, ui: Ui) -> Release:
@@ -303,7 +316,7 @@ def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds
         back = f"generation {end.get('generation')}" if end.get("generation") is not None else "nothing deployed"
         error: DdtreeError = RolledBack(f"{plan.host}: {reason}; rolled back to {back}", hint=log)
         if verdict is not None:
-            error.hint = "\n".join([*render_lines(verdict), *([log] if log else [])])
+            error.hint = "\n".join([*verdict.lines(), *([log] if log else [])])
         raise error
     if event == "unchanged":
         raise Failed(f"{plan.host}: {reason}; nothing was changed", hint=log)

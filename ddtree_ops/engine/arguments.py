@@ -74,7 +74,12 @@ def check_arguments(a: Arguments) -> None:
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
     """Arguments from a command line. Exits with status 2 and one clear line when they are wrong."""
-    p = argparse.ArgumentParser(prog="python -m ddtree_ops.engine", description=__doc__, allow_abbrev=False)
+    p = argparse.ArgumentParser(
+        prog="python -m ddtree_ops.engine",
+        usage="%(prog)s --model-path DIR [options]; --help lists them",
+        description="The reference engine: AR, chain and DDTree decoding behind SGLang's HTTP shapes.",
+        allow_abbrev=False,
+    )
     p.add_argument("--model-path", type=Path, required=True, help="directory of the target (config.json, safetensors)")
     p.add_argument("--tokenizer-path", type=Path, help="directory or tokenizer.json; default: the target's directory")
     p.add_argument("--served-model-name")

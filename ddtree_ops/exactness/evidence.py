@@ -23,10 +23,12 @@ from ddtree_ops.exactness.verdict import (
 )
 from ddtree_ops.exactness.wire import Generation
 
+Ids = tuple[int, ...]
 MAX_PER_CODE = 3
 MAX_PER_OUTPUT = 3
 MIN_STEPS = 32
-MIN_OUTPUTS = 4
+MIN_DISTINCT_PROMPTS = 8
+MIN_SAME_TOKENS = 8
 
 
 @dataclass
@@ -74,7 +76,8 @@ class Evidence:
     second_turns_cached: int = 0
     second_turns_differing: int = 0
     second_turn_beyond: int = 0
-    distinct: set[int] = field(default_factory=set)
+    distinct_prompts: set[Ids] = field(default_factory=set)
+    distinct_outputs: set[Ids] = field(default_factory=set)
     cycling: int = 0
     outputs: int = 0
     troubles: int = 0
@@ -95,12 +98,14 @@ class Evidence:
         if len(kept) < MAX_FINDINGS and same < MAX_PER_OUTPUT:
             kept.append(found)
 
-    def seen(self, output: Sequence[int]) -> None:
+    def seen(self, prompt: Ids, output: Ids) -> None:
         """Notes what tells degenerate output: whether outputs differ at all, and whether they only cycle."""
         self.outputs += 1
         self.cycling += judge.cycle_length(output) is not None
-        if len(self.distinct) < 2 and len(output) >= 8:
-            self.distinct.add(hash(tuple(output)))
+        if len(self.distinct_outputs) < 2:
+            self.distinct_outputs.add(output)
+        if len(self.distinct_prompts) < MIN_DISTINCT_PROMPTS:
+            self.distinct_prompts.add(prompt)
 
     def reasons(self) -> list[Reason]:
         """In order of arrival; where a code came more often than it is kept, its last message says how often."""
@@ -160,7 +165,7 @@ def conclude(evidence: Evidence, *, seconds: float, requests: int, generated: in
         dtype=plan.dtype,
         epsilon=evidence.epsilon,
         shape=evidence.shape,
-        prompt_set=evidence.prompt_set or plan.prompt_set,
+        prompt_set=evidence.prompt_set,
         max_new_tokens=plan.max_new_tokens,
         accept_length=round(sum(run.generated for run in runs) / steps, 4) if steps else None,
         reasons=sorted(reasons, key=lambda r: ("fail", "inconclusive", "note").index(r.effect))[:MAX_REASONS],
@@ -229,7 +234,8 @@ def _of_amount(evidence: Evidence, runs: Sequence[RunCounts]) -> list[Reason]:
 
 
 def _of_output(evidence: Evidence) -> list[Reason]:
-    if evidence.prompts >= MIN_OUTPUTS and evidence.outputs >= MIN_OUTPUTS and len(evidence.distinct) == 1:
+    same = len(evidence.distinct_outputs) == 1 and len(next(iter(evidence.distinct_outputs))) >= MIN_SAME_TOKENS
+    if same and len(evidence.distinct_prompts) >= MIN_DISTINCT_PROMPTS:
         return [_fail("degenerate", f"all {evidence.outputs} outputs are the same, whatever the prompt")]
     if evidence.outputs and evidence.cycling * 2 > evidence.outputs:
         message = f"{evidence.cycling} of {evidence.outputs} outputs only repeat a cycle of at most four tokens"

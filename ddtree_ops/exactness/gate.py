@@ -9,9 +9,10 @@ import httpx
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.exactness import judge
-from ddtree_ops.exactness.client import Server, Trouble
+from ddtree_ops.exactness.client import Server, Trouble, plain
 from ddtree_ops.exactness.evidence import Evidence, Tally, conclude, differing_arguments
 from ddtree_ops.exactness.plan import GatePlan, check_plan
+from ddtree_ops.exactness.prompts import PROMPT_SET, builtin_prompts
 from ddtree_ops.exactness.selfscore import Facts, Progress, SelfScore, TooMuchTrouble
 from ddtree_ops.exactness.verdict import Verdict
 
@@ -47,6 +48,8 @@ async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
     begun = time.monotonic()
     eps = judge.epsilon(plan.dtype, plan.epsilon_roundings, plan.logit_scale)
     evidence = Evidence(plan=plan, epsilon=eps, tallies={c: Tally(c) for c in plan.concurrency})
+    packaged = list(plan.prompts) == builtin_prompts()
+    evidence.prompt_set = plan.prompt_set or (PROMPT_SET if packaged else "own prompts")
     if plan.dtype == "auto":
         evidence.reason("note", "dtype-auto", "dtype auto is judged with bfloat16's epsilon")
     async with Server(plan.url, api_key=plan.api_key, connections=max(plan.concurrency)) as server:
@@ -75,7 +78,10 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
     info = await server.info("server_info")
     for line in differing_arguments(plan.expect, info):
         evidence.reason("fail", f"argument:{line.split(' ', 1)[0]}", f"resolved arguments differ: {line}")
-    evidence.shape = {key: value for key in SHAPE_KEYS if isinstance(value := info.get(key), str | int | float)}
+    for key in SHAPE_KEYS:
+        value = info.get(key)
+        if isinstance(value, str | int):
+            evidence.shape[key] = plain(value) if isinstance(value, str) else value
     running = _size(info.get("max_running_requests"))
     if running is not None and running < max(plan.concurrency):
         message = f"the server runs at most {running} requests at once, so C={max(plan.concurrency)} was not reached"
@@ -84,9 +90,8 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
     vocab = plan.vocab_size or _size(info.get("vocab_size"))
     if vocab is None:
         vocab = await _vocabulary(server)
-    evidence.prompt_set = plan.prompt_set
     if not tokenizer and any(prompt.input_ids is None for prompt in plan.prompts):
-        evidence.prompt_set = f"{plan.prompt_set}, as pseudo-random ids"
+        evidence.prompt_set += ", as pseudo-random ids"
         message = "the server skips its tokenizer: prompts are pseudo-random ids below its vocabulary, not their texts"
         evidence.reason("note", "no-tokenizer", message)
     contexts = [_size(info.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]

@@ -27,8 +27,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class GatePlan:
     """``url`` is the server's base; ``algorithm`` none, dflash or ddtree; ``dtype`` float32, bfloat16, float16 or auto
     (judged with bfloat16's epsilon). ``expect``: `/server_info` key -> the value it must show. ``vocab_size`` and
-    ``stop_token_ids`` add to what the server tells. ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``:
-    judge.epsilon. ``time_limit_s`` bounds the whole run. ``second_turn_tokens`` 0 leaves second turns out.
+    ``stop_token_ids`` add to what the server tells. ``prompt_set`` names the prompts in the verdict.
+    ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``: judge.epsilon. ``time_limit_s`` bounds the whole run.
+    ``second_turn_tokens`` 0 leaves second turns out.
     """
 
     url: str
@@ -43,7 +44,7 @@ class GatePlan:
     expect: Mapping[str, Any] = field(default_factory=dict)
     min_accept_length: float | None = None
     api_key: str | None = field(default=None, repr=False)
-    prompt_set: str = "prompts"
+    prompt_set: str = ""
     vocab_size: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     near_tie_rate: float = 0.02
@@ -61,6 +62,10 @@ def check_plan(plan: GatePlan) -> None:
             f"dtype {plan.dtype!r}; allowed: {', '.join(UNIT_ROUNDOFF)}, auto",
         ),
         (plan.algorithm not in ("none", "dflash", "ddtree"), f"algorithm {plan.algorithm!r}"),
+        (
+            not (plan.api_key or "x").isascii() or not (plan.api_key or "x").isprintable(),
+            "api_key is not printable ASCII",
+        ),
         (plan.policy not in get_args(Policy), f"policy {plan.policy!r}; allowed: exact, near-tie"),
         (plan.epsilon_roundings < 0, "epsilon_roundings below 0"),
         (not plan.concurrency or min(plan.concurrency) < 1, f"concurrency {plan.concurrency}: at least one, each >= 1"),

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ddtree_ops.exactness import findings, judge
 from ddtree_ops.exactness.client import Server, Trouble, fresh_key
-from ddtree_ops.exactness.evidence import Evidence
+from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.plan import Prompt
 from ddtree_ops.exactness.prompts import stand_in_ids
 from ddtree_ops.exactness.wire import Generation, Malformed
@@ -25,7 +25,6 @@ NOT_SCORED = ("id-outside-vocabulary", "not-finished", "prompt-changed", "empty-
 
 T = TypeVar("T")
 R = TypeVar("R")
-Ids = tuple[int, ...]
 Scores = dict[tuple[int, Ids], list[judge.Position]]
 Progress = Callable[[str, int, int], None]
 
@@ -149,7 +148,7 @@ class SelfScore:
             tokens = self._checked(got, where, len(self._ids[prompt]), limit)
             if tokens is None:
                 return None
-            self._evidence.seen(tokens)
+            self._evidence.seen(self._ids[prompt], tokens)
             return Output(prompt, tokens, key)
 
         wanted = [i % len(self._ids) for i in range(max(len(self._ids), concurrency))]

@@ -159,4 +159,6 @@ def _triple(value: object, field: str) -> tuple[float | None, int, str]:
     if isinstance(value[0], bool | str | list | dict):
         raise Malformed(f"{field}: the logprob is not a number")
     text = value[2] if len(value) > 2 and isinstance(value[2], str) else ""
+    # JSON can carry lone surrogates, which no UTF-8 output can.
+    text = text.encode(errors="replace").decode()
     return _number(value[0]), _integer(value[1], f"{field}: the token id"), text

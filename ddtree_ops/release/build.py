@@ -15,17 +15,14 @@ from .lock import Lock, load_lock
 from .trim import KEEP, TRIM, is_trimmed
 from .wheels import fetch, members, unpack
 
+#: Of the manifest. Raise RECIPE when the same wheels and sources would give other files than before.
 FORMAT = 1
+RECIPE = 1
 #: progress(what, done, total), in bytes.
 Progress = Callable[[str, int, int], None]
 PACKAGE = Path(__file__).parents[1]
-#: Run on the host in the new release before it counts as installed: the engine whole, and what uvicorn loads by name.
-SMOKE = (
-    "import torch",
-    "import importlib, pkgutil, ddtree_ops.engine as e; "
-    "[importlib.import_module(m.name) for m in pkgutil.iter_modules(e.__path__, e.__name__ + '.')]",
-    "import uvicorn.lifespan.on, uvicorn.loops.auto, uvicorn.protocols.http.auto",
-)
+#: What uvicorn loads by name, besides what the engine's own modules import.
+LOADED_BY_NAME = ("uvicorn.lifespan.on", "uvicorn.loops.auto", "uvicorn.protocols.http.auto")
 
 
 @dataclass(frozen=True)
@@ -46,6 +43,39 @@ class Release:
         return self.cache.blob(sha256)
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """Everything that decides a release, read at once."""
+
+    engine: str
+    arch: str
+    lock: Lock
+    own: dict[str, bytes]
+
+    @property
+    def smoke(self) -> list[str]:
+        """Imports that the host tries before the release counts as installed: all of the engine."""
+        packages = f"{site_packages(self.lock.python)}/"
+        own = [path.removeprefix(packages) for path in self.own if path.startswith(packages)]
+        modules = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in sorted(own)]
+        return [f"import {module}" for module in ("torch", *modules, *LOADED_BY_NAME)]
+
+    def release_id(self) -> str:
+        """First 16 hex digits of a sha256 over all of it. A pin has one hash, so wheels need not be fetched for it."""
+        inputs = {
+            "recipe": [FORMAT, RECIPE, [pattern for pattern, _ in TRIM], [pattern for pattern, _ in KEEP], self.smoke],
+            "release": [self.engine, self.arch, self.lock.requires],
+            "pins": sorted([pin.requirement, pin.sha256] for pin in self.lock.pins),
+            "own": {path: hashlib.sha256(content).hexdigest() for path, content in self.own.items()},
+        }
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def release_id(engine: str, *, python: str = "3.11", arch: str = "none") -> str:
+    """The id that `build` would give; contacts and writes nothing. Raises as `build` does for what is not here."""
+    return _inputs(engine, arch, load_lock(engine, python), PACKAGE).release_id()
+
+
 def build(
     engine: str,
     *,
@@ -62,19 +92,23 @@ def build(
     without a lock file, Failed when a wheel cannot be had or is not what it should be.
     """
     cache = cache or Cache()
-    lock = lock or load_lock(engine, python)
-    own = {path: file.read_bytes() for path, file in reference_files(package, lock.python).items()}
-    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in own.items()}
-    inputs = hashlib.sha256(_canonical([FORMAT, engine, arch, lock.text, TRIM, KEEP, SMOKE, hashes])).hexdigest()
-    manifest = cache.finished(inputs)
+    inputs = _inputs(engine, arch, lock or load_lock(engine, python), package)
+    release = inputs.release_id()
+    manifest = cache.finished(release)
     if manifest is None:
-        files = _wheel_files(fetch(lock, cache), lock.python, cache, progress or (lambda what, done, total: None))
-        for path, content in own.items():
+        wheels = fetch(inputs.lock, cache)
+        files = _wheel_files(wheels, inputs.lock.python, cache, progress or (lambda what, done, total: None))
+        for path, content in inputs.own.items():
             sha256, size = cache.add_blob([content])
-            _add(files, path, {"sha256": sha256, "size": size, "mode": "0644"})
-        manifest = _manifest(engine, arch, lock, files)
-        cache.finish(inputs, manifest)
-    return Release(manifest["id"], manifest, cache)
+            _add(files, path, {"sha256": sha256, "size": size, "mode": 0o644})
+        manifest = _manifest(release, inputs, files)
+        cache.finish(manifest)
+    return Release(release, manifest, cache)
+
+
+def _inputs(engine: str, arch: str, lock: Lock, package: Path) -> _Inputs:
+    own = {path: file.read_bytes() for path, file in reference_files(package, lock.python).items()}
+    return _Inputs(engine, arch, lock, own)
 
 
 def site_packages(python: str) -> str:
@@ -103,11 +137,11 @@ def _wheel_files(wheels: list[Path], python: str, cache: Cache, progress: Progre
     files: dict[str, dict[str, Any]] = {}
     total, done = sum(member.size for member in kept), 0
     for member in unpack(kept, cache):
-        mode = "0755" if member.executable else "0644"
+        mode = 0o755 if member.executable else 0o644
         path = f"{site_packages(python)}/{member.path}"
         _add(files, path, {"sha256": member.sha256, "size": member.size, "mode": mode})
         done += member.size
-        progress("unpack", done, total)
+        progress("building the release", done, total)
     return files
 
 
@@ -116,20 +150,16 @@ def _add(files: dict[str, dict[str, Any]], path: str, entry: dict[str, Any]) -> 
         raise Failed(f"two parts of the release have different files at {path}")
 
 
-def _manifest(engine: str, arch: str, lock: Lock, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _manifest(release: str, inputs: _Inputs, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {
         "format": FORMAT,
-        "engine": engine,
-        "arch": arch,
-        "requires": {"python": lock.python, "machine": lock.machine, "glibc": lock.glibc},
-        "pins": sorted(pin.requirement for pin in lock.pins),
+        "id": release,
+        "engine": inputs.engine,
+        "arch": inputs.arch,
+        "requires": inputs.lock.requires,
+        "pins": sorted(pin.requirement for pin in inputs.lock.pins),
         "patches": [],
         "files": [{"path": path, **files[path]} for path in sorted(files)],
-        "smoke": list(SMOKE),
+        "smoke": inputs.smoke,
         "total_size": sum(entry["size"] for entry in files.values()),
     }
-    return {**body, "id": hashlib.sha256(_canonical(body)).hexdigest()[:16]}
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import Failed
+
 BUFFER = 1 << 20
 
 
 class Cache:
-    """``wheels/``, ``blobs/<aa>/<sha256>``, ``releases/<id>/manifest.json`` and ``builds/<input hash>`` in a directory.
+    """``wheels/``, ``blobs/<aa>/<sha256>`` and ``releases/<id>/manifest.json`` in one directory.
 
     Several processes may use it at once: everything appears by rename.
     """
@@ -52,27 +54,26 @@ class Cache:
             self._publish(file, path, self.blob(sha256))
         return sha256, size
 
-    def manifest(self, release: str) -> Path:
-        return self.directory / "releases" / release / "manifest.json"
-
-    def finished(self, inputs: str) -> dict[str, Any] | None:
-        """The manifest once made of these inputs, if every one of its blobs is still here."""
+    def finished(self, release: str) -> dict[str, Any] | None:
+        """The manifest of a release that was made before, if every one of its blobs is still here."""
         try:
-            release = (self.directory / "builds" / inputs).read_text().strip()
-            manifest: dict[str, Any] = json.loads(self.manifest(release).read_text())
+            manifest: dict[str, Any] = json.loads(self._manifest(release).read_text())
         except (FileNotFoundError, ValueError):
             return None
-        whole = manifest.get("id") == release and all(self.has_blob(f["sha256"], f["size"]) for f in manifest["files"])
-        return manifest if whole else None
+        return manifest if all(self.has_blob(file["sha256"], file["size"]) for file in manifest["files"]) else None
 
-    def finish(self, inputs: str, manifest: dict[str, Any]) -> None:
-        for path, text in (
-            (self.manifest(manifest["id"]), json.dumps(manifest, indent=1, sort_keys=True) + "\n"),
-            (self.directory / "builds" / inputs, manifest["id"] + "\n"),
-        ):
-            with self._temporary() as (file, temporary):
-                file.write(text.encode())
-                self._publish(file, temporary, path)
+    def finish(self, manifest: dict[str, Any]) -> None:
+        """Keeps a manifest. Raises Failed when the same id once had other files: the id would be a lie."""
+        path = self._manifest(manifest["id"])
+        text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+        if path.exists() and path.read_text() != text:
+            raise Failed(f"release {manifest['id']} was built before with other files; compare with {path}")
+        with self._temporary() as (file, temporary):
+            file.write(text.encode())
+            self._publish(file, temporary, path)
+
+    def _manifest(self, release: str) -> Path:
+        return self.directory / "releases" / release / "manifest.json"
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:

@@ -13,17 +13,17 @@ from pathlib import Path
 from ..errors import UsageError
 
 LOCKS = Path(__file__).parent / "locks"
-_PIN = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)((?:\s+--hash=sha256:[0-9a-f]{64})+)")
+_PIN = re.compile(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s+--hash=sha256:([0-9a-f]{64})")
 _HEADER = re.compile(r"#\s*(python|machine|glibc|extra-index):\s*(\S+)\s*")
 
 
 @dataclass(frozen=True)
 class Pin:
-    """One wheel: any file of this name and version whose sha256 is listed."""
+    """One wheel. Exactly one, so that a release's id is known before its wheels are here."""
 
     name: str
     version: str
-    hashes: frozenset[str]
+    sha256: str
 
     @property
     def requirement(self) -> str:
@@ -41,6 +41,11 @@ class Lock:
     pins: tuple[Pin, ...]
     text: str
 
+    @property
+    def requires(self) -> dict[str, str]:
+        """What a host must have, as the manifest says it."""
+        return {"python": self.python, "machine": self.machine, "glibc": self.glibc}
+
 
 def parse_lock(text: str, origin: str) -> Lock:
     """Raises UsageError naming ``origin`` and the line; nothing in a lock is skipped silently."""
@@ -54,7 +59,7 @@ def parse_lock(text: str, origin: str) -> Lock:
             name = re.sub(r"[-_.]+", "-", match[1]).lower()
             if name in pins:
                 raise UsageError(f"{origin}: {name} is pinned twice")
-            pins[name] = Pin(name, match[2], frozenset(re.findall(r"[0-9a-f]{64}", match[3])))
+            pins[name] = Pin(name, match[2], match[3])
         elif line and not line.startswith("#"):
             raise UsageError(f"{origin}: line {number}: expected name==version --hash=sha256:..., got {line[:80]!r}")
     missing = {"python", "machine", "glibc"} - header.keys()

@@ -45,7 +45,7 @@ def fetch(lock: Lock, cache: Cache) -> list[Path]:
             _download(lock, missing, scratch)
             for pin in missing:
                 wheels = list(_candidates(pin, scratch))
-                if len(wheels) != 1 or file_sha256(wheels[0]) not in pin.hashes:
+                if len(wheels) != 1 or file_sha256(wheels[0]) != pin.sha256:
                     raise Failed(f"{pin.requirement}: pip gave {[wheel.name for wheel in wheels] or 'nothing'}")
                 found[pin] = wheels[0].replace(cache.wheels / wheels[0].name)
     return [path for path in found.values() if path is not None]
@@ -63,15 +63,13 @@ def _normal(match: re.Match[str]) -> str:
 
 
 def _cached(pin: Pin, cache: Cache) -> Path | None:
-    return next((path for path in _candidates(pin, cache.wheels) if file_sha256(path) in pin.hashes), None)
+    return next((path for path in _candidates(pin, cache.wheels) if file_sha256(path) == pin.sha256), None)
 
 
 def _download(lock: Lock, pins: list[Pin], into: Path) -> None:
     """pip's indexes and mirrors are the operator's; the lock's extra index is asked only when those do not have it."""
     requirements = into / "requirements.txt"
-    requirements.write_text(
-        "".join(f"{pin.requirement} {' '.join(f'--hash=sha256:{h}' for h in sorted(pin.hashes))}\n" for pin in pins)
-    )
+    requirements.write_text("".join(f"{pin.requirement} --hash=sha256:{pin.sha256}\n" for pin in pins))
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"),
         *("--require-hashes", "--dest", str(into), "-r", str(requirements), *target_options(lock)),

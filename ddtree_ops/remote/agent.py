@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
+from .. import host as host_side
 from ..errors import DdtreeError, Failed, Locked, NeedsHand, Unreachable, UsageError
 from .transport import Transport, printable
 
@@ -33,18 +35,18 @@ class Agent:
         source: str | None = None,
     ) -> None:
         """``root`` is the host's directory (/opt/ddtree), ``source`` another script than the package's own."""
-        if source is None:
-            from ..host import source as own_source
-
-            source = own_source()
         self.transport = transport
-        self.source = source
+        self.source = host_side.source() if source is None else source
         self.root, self.service, self.supervisor, self.unit_dir = root, service, supervisor, unit_dir
 
     @property
     def elevates(self) -> bool:
         """Whether root's verbs run as root. A host with plain processes may be all its user's own."""
         return self.supervisor == "systemd" or self.transport.may_root
+
+    def bootstrap(self) -> None:
+        """Installs or refreshes ``<root>/bin/ddtree-host``, its directories, and under systemd its user and unit."""
+        self.call("bootstrap", source_b64=base64.b64encode(self.source.encode()).decode())
 
     def call(self, verb: str, *, as_root: bool = True, timeout: float = 60, **fields: Any) -> dict[str, Any]:
         """The reply without its ``ok``. Raises by the host's error kind (`KINDS`), Failed when it is no reply."""

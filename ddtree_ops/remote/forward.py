@@ -66,11 +66,12 @@ class Forwarder:
                     channel = self._dial(peer)
                 except (paramiko.SSHException, OSError, EOFError):
                     return
-                with channel:
-                    back = threading.Thread(target=_to_client, args=(channel, connection), daemon=True)
-                    back.start()
-                    _to_host(connection, channel)
-                    back.join()
+                back = threading.Thread(target=_to_client, args=(channel, connection), daemon=True)
+                back.start()
+                _to_host(connection, channel)
+                back.join()
+                with contextlib.suppress(OSError, EOFError):
+                    channel.close()
         finally:
             with self._guard:
                 self._open.discard(connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ class LocalTransport:
     """No link to lose; everything else as `transport.Transport` says."""
 
     def __init__(self, host: Endpoint) -> None:
-        self.name = host.name
+        self.name, self.user = host.name, pwd.getpwuid(os.geteuid()).pw_name
         self._sudo = host.sudo and os.geteuid() != 0
         self.may_root = host.sudo or os.geteuid() == 0
 

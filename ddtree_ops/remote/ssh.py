@@ -41,7 +41,7 @@ class SshTransport:
     """`transport.Transport` over ssh. One connection; commands may run on it from several threads."""
 
     def __init__(self, host: Endpoint) -> None:
-        self.name = host.name
+        self.name, self.user = host.name, host.user
         self._host = host
         self.may_root = host.sudo or host.user == "root"
         self._connection = _open(host)
@@ -147,7 +147,7 @@ class _ChannelPipes:
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
-        except OSError as error:
+        except (OSError, EOFError) as error:  # paramiko's word for a connection that ended is EOFError
             self._require_link()
             raise BrokenPipeError("the command no longer reads") from error
 
@@ -164,7 +164,8 @@ class _ChannelPipes:
         return 255 if self._channel.exit_status == -1 else self._channel.exit_status
 
     def kill(self) -> None:
-        self._channel.close()
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
 
     def _require_link(self) -> None:
         # paramiko ends the channels first and notes the end of its transport a moment later.

@@ -74,6 +74,10 @@ class Transport(Protocol):
         """The host's name in the inventory."""
 
     @property
+    def user(self) -> str:
+        """Who commands run as without ``root``."""
+
+    @property
     def may_root(self) -> bool:
         """Whether ``root=True`` can work: the user is root, or the inventory says ``sudo: true``."""
 

@@ -87,8 +87,15 @@ class TestHost:
             raise HarnessError(f"{self.name}: not running")
         home = "/root" if user == "root" else f"/home/{user}"
         become = [] if user == "root" else ["runuser", "-u", user, "--"]
-        environment = ["env", "-i", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", f"HOME={home}"]
-        enter = ["nsenter", f"--target={leader}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--wd=/"]
+        # A working directory given to nsenter would be one of this machine's.
+        environment = [
+            "env",
+            "-i",
+            "--chdir=/",
+            "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            f"HOME={home}",
+        ]
+        enter = ["nsenter", f"--target={leader}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
         return subprocess.run(
             [*enter, *environment, f"USER={user}", "LANG=C.UTF-8", *become, *argv],
             input=stdin or b"",

@@ -121,6 +121,8 @@ class Plain:
         self.w = {k: v.double() for k, v in load_file(pair / "target" / "model.safetensors").items()}
         self.d = {k: v.double() for k, v in load_file(pair / "draft" / "model.safetensors").items()}
 
+        self._written: dict[tuple[int, ...], list[int]] = {}
+
     def target(self, ids: list[int], positions: list[int] | None = None, allowed: Tensor | None = None) -> Tensor:
         """Logits [n, vocab]; causal unless `allowed` [n, n] says otherwise. self.features: [n, captured * hidden]."""
         n = len(ids)
@@ -155,10 +157,10 @@ class Plain:
 
     def greedy(self, prompt: list[int], count: int) -> list[int]:
         """The target's own continuation, recomputed from scratch for every token."""
-        ids = list(prompt)
-        for _ in range(count):
+        ids = self._written.setdefault(tuple(prompt), list(prompt))
+        while len(ids) < len(prompt) + count:
             ids.append(int(self.target(ids)[-1].argmax()))
-        return ids[len(prompt) :]
+        return ids[len(prompt) : len(prompt) + count]
 
     def _head(self) -> Tensor:
         return self.w.get("lm_head.weight", self.w["model.embed_tokens.weight"])
@@ -175,11 +177,10 @@ class Plain:
         heads = self._norm(heads, w[f"{p}self_attn.{which}_norm.weight"])
         turned = torch.empty_like(heads)
         for pair in range(size // 2):
-            for row, position in enumerate(at):
-                angle = position / self.config["rope_theta"] ** (2 * pair / size)
-                a, b = heads[row, :, pair], heads[row, :, pair + size // 2]
-                turned[row, :, pair] = a * math.cos(angle) - b * math.sin(angle)
-                turned[row, :, pair + size // 2] = b * math.cos(angle) + a * math.sin(angle)
+            angle = torch.tensor(at, dtype=torch.float64).unsqueeze(1) / self.config["rope_theta"] ** (2 * pair / size)
+            a, b = heads[:, :, pair], heads[:, :, pair + size // 2]
+            turned[:, :, pair] = a * angle.cos() - b * angle.sin()
+            turned[:, :, pair + size // 2] = b * angle.cos() + a * angle.sin()
         return turned
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,67 +18,8 @@ import pytest
 
 from .conftest import prompts
 from .pairs import Plain
+from .process import Engine, tree, until
 from .test_schema import MALFORMED
-
-REPOSITORY = Path(__file__).parents[3]
-
-
-class Engine:
-    """An engine process, its log and a client."""
-
-    def __init__(self, log: Path, *arguments: str) -> None:
-        self.log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ddtree_ops.engine", "--port", "0", "--num-threads", "1", *arguments],
-                cwd=REPOSITORY,
-                stderr=output,
-                stdout=output,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-        self.client = httpx.Client(timeout=20)
-
-    def wait_ready(self) -> Engine:
-        until(lambda: "ready on" in self.log.read_text() or self.process.poll() is not None, 60)
-        ready = re.search(r"ready on (http://\S+)", self.log.read_text())
-        assert ready, self.log.read_text()
-        self.client.base_url = httpx.URL(ready[1])
-        return self
-
-    def generate(self, **body: Any) -> Any:
-        answer = self.client.post("/generate", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.client.get("/server_info").json()["internal_states"][0]
-        return state
-
-    def idle(self) -> bool:
-        state = self.state()
-        return state["num_running_reqs"] == state["num_queue_reqs"] == 0 and (
-            state["kv_slots_free"] == state["kv_slots_total"]
-        )
-
-    def close(self) -> None:
-        self.client.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def tree(pair: Path) -> list[str]:
-    return [
-        *("--model-path", str(pair / "target"), "--speculative-draft-model-path", str(pair / "draft")),
-        *("--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +159,8 @@ def test_every_malformed_request_gets_a_400_and_the_engine_lives(engine: Engine)
     assert engine.client.post("/generate", content=b" " * (17 << 20)).status_code == 413
     assert engine.client.get("/generate").status_code == 405
     assert engine.client.get("/nothing").json()["error"]["code"] == 404
-    for body in (b"{}", b"[]", b'{"rid": 5}', b'{"rid": ""}', b'{"abort_all": "yes"}'):
-        assert engine.client.post("/abort_request", content=body).status_code == 400
+    for raw in (b"{}", b"[]", b'{"rid": 5}', b'{"rid": ""}', b'{"abort_all": "yes"}'):
+        assert engine.client.post("/abort_request", content=raw).status_code == 400
     assert engine.generate(input_ids=[4], sampling_params={"max_new_tokens": 2})["output_ids"]
     assert engine.idle()
 
@@ -373,14 +311,9 @@ def test_a_key_guards_every_route_but_health(start: Callable[..., Engine], pair:
         "--model-path", str(pair / "target"), "--skip-tokenizer-init", "--api-key-file", str(key)
     ).wait_ready()
     assert engine.client.get("/health").status_code == 200
-    for header in (
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": "s3cret"},
-        {"Authorization": b"Bearer \xff"},
-    ):
+    for given in (b"", b"Bearer wrong", b"s3cret", b"Bearer \xff", b"Bearer s3cret2"):
         for path in ("/server_info", "/metrics", "/health_generate", "/nothing"):
-            assert engine.client.get(path, headers=header).status_code == 401
+            assert engine.client.get(path, headers=[(b"Authorization", given)] if given else []).status_code == 401
     engine.client.headers["Authorization"] = "Bearer s3cret"
     info = engine.client.get("/server_info")
     assert info.status_code == 200 and "s3cret" not in info.text

@@ -13,7 +13,7 @@ LIMITS = Limits(
     16, 96, (0,), 105, lambda prompt, new: prompt + (new + 9 if new > 1 else 0), lambda t: [5] * len(t.split())
 )
 NO_TOKENIZER = Limits(16, 96, (0,), 105, LIMITS.slots, None)
-IDS = {"input_ids": [3, 4]}
+IDS: dict[str, Any] = {"input_ids": [3, 4]}
 
 
 def generate(limits: Limits = LIMITS, **body: Any) -> Call:

@@ -72,7 +72,7 @@ def test_other_random_pairs_agree_too(tmp_path: Path, seed: int) -> None:
 
 def test_a_path_with_gaps_commits_what_a_fresh_prefill_would(pair: Path) -> None:
     """KV of target and drafter after steps equals that of prefilling the same tokens, and paths did have gaps."""
-    bench = Bench.of(pair, "12/3")
+    bench = Bench.of(pair, "60/12")
     gaps = 0
     for prompt in prompts(6, seed=9):
         sequence, output = bench.join(prompt, COUNT)
@@ -86,7 +86,7 @@ def test_a_path_with_gaps_commits_what_a_fresh_prefill_would(pair: Path) -> None
             assert_close(found, wanted, atol=2e-3, rtol=2e-3)
         bench.decoder.table.release(sequence.row)
         bench.decoder.table.release(fresh.row)
-    assert gaps >= 5
+    assert gaps >= 20
 
 
 def memory(decoder: Decoder, sequence: Sequence) -> list[torch.Tensor]:

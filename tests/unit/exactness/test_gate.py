@@ -214,6 +214,24 @@ def test_outputs_that_are_the_same_for_every_prompt_fail(toy: Toy, plan: Make) -
     assert verdict.kind is Kind.FAIL and codes(verdict, "fail") == {"degenerate"}
 
 
+def test_the_same_output_of_the_same_prompt_is_no_degenerate_output(plan: Make) -> None:
+    prompts = [Prompt(id=f"p{i}", kind="test", text="always this one") for i in range(9)]
+    assert run_gate(plan(prompts=prompts)).kind is Kind.EXACT
+
+
+def test_texts_that_are_no_unicode_can_be_stored(toy: Toy, plan: Make) -> None:
+    def alter(kind: str, request: Json, reply: Json) -> Json:
+        for entry in reply.get("meta_info", {}).get("input_token_logprobs", []):
+            entry[2] = "\ud800"
+        return reply
+
+    toy.alter = alter
+    toy.info["version"] = "\ud800"
+    toy.choose = lambda ids, index, in_flight: ranked(ids)[index == 5]
+    verdict = run_gate(plan())
+    assert verdict.findings[0].got_text == "?" and json.dumps(verdict.to_json(), ensure_ascii=False).encode()
+
+
 def on(kind: str, what: Json | bytes | str, after: int = 0) -> Callable[[str, Json, Json], Json | bytes | str]:
     count = 0
 
@@ -397,6 +415,7 @@ def test_many_prompts_go_through_in_groups(toy: Toy, plan: Make) -> None:
         {"prompts": [Prompt(id="a", kind="x", text="b"), Prompt(id="a", kind="x", text="c")]},
         {"algorithm": "eagle"},
         {"policy": "lenient"},
+        {"api_key": "a\nb"},
     ],
 )
 def test_a_plan_that_cannot_give_a_verdict_is_refused(plan: Make, change: dict[str, Any]) -> None:

@@ -113,14 +113,14 @@ def test_a_healthy_engine_is_exact(algorithm: str, arguments: list[str], expect:
 
 def test_bfloat16_is_at_most_near_ties() -> None:
     with engine("--dtype", "bfloat16", *TREE) as url:
-        verdict = run_gate(plan(url, "ddtree", dtype="bfloat16", policy="near-tie"))
+        verdict = run_gate(plan(url, "ddtree", dtype="bfloat16", policy="near-tie", prompts=builtin_prompts()[::2]))
     assert verdict.kind in (Kind.EXACT, Kind.NEAR_TIE) and verdict.passed(), "\n".join(verdict.lines())
 
 
 @pytest.mark.parametrize("fault", ["mask-rows-by-block-size", "rope-by-index"])
 def test_a_planted_fault_fails(fault: str) -> None:
     with engine(*TREE, "--fault", fault) as url:
-        verdict = run_gate(plan(url, "ddtree"))
+        verdict = run_gate(plan(url, "ddtree", prompts=builtin_prompts()[::2]))
     assert verdict.kind is Kind.FAIL and verdict.exit_code() == 4
     assert verdict.findings[0].position < 32 and (verdict.findings[0].gap or 0) > 100 * verdict.epsilon
     assert any(line.strip().startswith("after") for line in verdict.lines())

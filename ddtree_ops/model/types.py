@@ -1,0 +1,186 @@
+"""What an operator writes, as values: hosts, services, profiles, workspace. All frozen; none holds a secret's value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Engine: TypeAlias = Literal["sglang", "reference"]
+Algorithm: TypeAlias = Literal["none", "dflash", "ddtree"]
+Policy: TypeAlias = Literal["exact", "near-tie"]
+
+
+class SecretRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Where a secret is, never what it is: an environment variable here, or a file on the host (absolute path).
+
+    ``secret`` names one of the host's ``secrets``; a resolved profile never has it.
+    """
+
+    env: str | None = None
+    file: str | None = None
+    secret: str | None = None
+
+
+class Gpus(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The GPUs of a host. ``arch`` is "none" (then count is 0) or sm_XX; ``memory_gib`` is of one GPU."""
+
+    count: int
+    name: str
+    arch: str
+    memory_gib: int
+    interconnect: Literal["pcie", "nvlink", "none"]
+
+
+class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conditions of a rule; all that are given must hold."""
+
+    arch: str | None = None
+    engine: Engine | None = None
+    algorithm: Algorithm | None = None
+    min_budget: int | None = None
+    max_budget: int | None = None
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Profile keys that a host overrides under conditions, and why."""
+
+    when: When
+    set: dict[str, Any]
+    reason: str
+    file: str
+    line: int
+
+
+class AppliedRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule that changed a resolved profile: its place, what it changed ("cuda_graph true -> false") and why."""
+
+    name: str
+    changes: list[str]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.changes)}: {self.reason} ({self.name})"
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service of a host: which profile over which base, its port and its GPUs' indices."""
+
+    profile: str
+    base: str | None
+    port: int
+    gpus: list[int]
+    line: int
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One inventory file. ``root`` is a directory on the host; ``identity_file`` and ``known_hosts`` are files here."""
+
+    name: str
+    address: str
+    user: str
+    port: int
+    host_key: str | None
+    known_hosts: str | None
+    identity_file: str | None
+    sudo: bool
+    root: str
+    supervisor: Literal["systemd", "process"]
+    transport: Literal["ssh", "local"]
+    gpus: Gpus
+    services: dict[str, Service]
+    rules: list[Rule]
+    secrets: dict[str, SecretRef]
+    file: str
+
+
+class Exactness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the gate judges: policy, epsilon in roundings of the logit scale, and how much evidence it gathers.
+
+    ``prompts`` is a file relative to the workspace; None means the packaged prompts.
+    """
+
+    policy: Policy
+    epsilon_roundings: int
+    concurrency: list[int]
+    max_new_tokens: int
+    prompts: str | None
+    time_limit_s: int
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A resolved profile: what the service runs. Keys whose absence means something are None; all others have a value.
+
+    ``model`` and ``drafter`` are absolute paths on the host or ``release:<path under the release's share/>``.
+    ``budget`` counts tree nodes verified a step, the root excluded. ``open`` is the reason for serving beyond
+    loopback without a key. ``applied_rules`` says what the host's rules changed.
+    """
+
+    name: str
+    base: str | None
+    engine: Engine
+    release_base: str
+    model: str
+    drafter: str | None
+    algorithm: Algorithm
+    budget: int | None
+    topk: int | None
+    block_size: int
+    vocab_size: int | None
+    tp: int
+    pp: int
+    ep: int
+    attention_backend: str | None
+    cuda_graph: bool
+    dtype: str
+    memory_fraction: float | None
+    context_length: int | None
+    max_running_requests: int | None
+    extra_args: list[str]
+    env: dict[str, str]
+    bind: str
+    open: str | None
+    api_key: SecretRef | None
+    load_timeout_s: int
+    stop_timeout_s: int
+    min_accept_length: float | None
+    exactness: Exactness
+    applied_rules: list[AppliedRule]
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a value was written."""
+
+    file: str
+    line: int
+    path: str
+
+
+class RawProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One profile file as written: only its own keys. ``origins`` has the dotted path of each key and list item."""
+
+    name: str
+    file: str
+    extends: str | None
+    values: dict[str, Any]
+    origins: dict[str, Origin]
+
+
+class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A directory with ``inventories/``: its hosts and raw profiles by name."""
+
+    path: Path
+    default_host: str | None
+    hosts: dict[str, Host]
+    profiles: dict[str, RawProfile]
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One service on one host with the profile resolved: what everything else takes."""
+
+    workspace_path: Path
+    host: Host
+    service_name: str
+    service: Service
+    profile: Profile

@@ -1,0 +1,15 @@
+"""Pure: a deployment and a release id in; unit, environment, argv and expectations out."""
+
+from ddtree_ops.units.launch import Launch, cache_directory, expectations, launch, model_path
+from ddtree_ops.units.render import SERVICE_USER, Rendered, render
+
+__all__ = [
+    "SERVICE_USER",
+    "Launch",
+    "Rendered",
+    "cache_directory",
+    "expectations",
+    "launch",
+    "model_path",
+    "render",
+]

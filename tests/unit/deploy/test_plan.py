@@ -1,0 +1,225 @@
+"""Given facts of a host, the plan says what would change and why, and is empty only when nothing would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.plan import find_drift, make_plan, seal, sha256, unproven
+from ddtree_ops.deploy.run import choose_rollback
+from ddtree_ops.errors import Failed
+from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
+from ddtree_ops.units import render
+
+RELEASE = "0123456789abcdef"
+MODELS = {"/models/Kimi-K2.6": {"config_sha256": "aa"}, "/models/Kimi-K2.6-DFlash": {"config_sha256": "bb"}}
+
+
+@pytest.fixture
+def ct200(tmp_path: Path) -> Deployment:
+    init_workspace(tmp_path)
+    return resolve(load_workspace(tmp_path), "ct200", None, None)
+
+
+def with_profile(deployment: Deployment, name: str) -> Deployment:
+    return resolve(load_workspace(deployment.workspace_path), deployment.host.name, None, name)
+
+
+def empty_host(**changes: Any) -> dict[str, Any]:
+    """A probe's reply from a host where nothing was ever deployed."""
+    return {
+        "system": {"python": "3.11.2"},
+        "next_generation": 1,
+        "models": {path: {"present": True, "identity": identity} for path, identity in MODELS.items()},
+        **changes,
+    }
+
+
+def deployed_host(deployment: Deployment, **changes: Any) -> dict[str, Any]:
+    """A probe's reply from a host where generation 3 is what ``deployment`` renders, proven and running."""
+    files = render(deployment, RELEASE, 3).files
+    plan = make_plan(deployment, RELEASE, facts(empty_host(next_generation=3)))
+    return {
+        **empty_host(),
+        "state": {"confirmed": 3, "pending": None},
+        "next_generation": 4,
+        "release_installed": True,
+        "generation": {"n": 3, "meta": dict(plan.meta), "files": {name: sha256(text) for name, text in files.items()}},
+        "unit": {
+            "path": "/etc/systemd/system/x.service",
+            "sha256": sha256(files["unit"]),
+            "text": files["unit"],
+            "enabled": "enabled",
+        },
+        "active": {"state": "active", "pid": 7},
+        "verdict": {"kind": "EXACT", "passed": True, "binds": {"generation": 3, "python": "3.11.2"}},
+        "server_info": dict(plan.meta["health"]["expect"]),
+        **changes,
+    }
+
+
+def test_first_deploy_creates_generation_one(ct200: Deployment) -> None:
+    plan = make_plan(ct200, RELEASE, facts(empty_host()))
+    assert (plan.action, plan.from_, plan.to) == ("deploy", None, 1)
+    assert plan.reasons == ("nothing is deployed yet",)
+    assert plan.meta["models"] == MODELS
+    assert f"/opt/ddtree/releases/{RELEASE}/venv/bin/python" in plan.diff
+
+
+def test_what_runs_and_is_proven_needs_nothing(ct200: Deployment) -> None:
+    plan = make_plan(ct200, RELEASE, facts(deployed_host(ct200)))
+    assert not plan.changes
+    assert (plan.reasons, plan.drift, plan.diff, plan.to) == ((), (), "", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"active": {"state": "failed"}}, "the service is failed"),
+        ({"verdict": None}, "UNPROVEN: generation 3 has no verdict"),
+        ({"verdict": {"kind": "FAIL", "passed": False}}, "UNPROVEN: the last verdict is FAIL"),
+        (
+            {"verdict": {"kind": "EXACT", "passed": True, "binds": {"generation": 2, "python": "3.11.2"}}},
+            "UNPROVEN: the last verdict is of generation 2",
+        ),
+        (
+            {"verdict": {"kind": "EXACT", "passed": True, "binds": {"generation": 3, "python": "3.11.1"}}},
+            "UNPROVEN: the interpreter was 3.11.1 when it was proven, it is 3.11.2 now",
+        ),
+    ],
+)
+def test_doubt_is_a_change(ct200: Deployment, change: dict[str, Any], reason: str) -> None:
+    plan = make_plan(ct200, RELEASE, facts(deployed_host(ct200, **change)))
+    assert plan.changes and plan.reasons == (reason,)
+
+
+def test_another_profile_and_release_are_named(ct200: Deployment) -> None:
+    plan = make_plan(with_profile(ct200, "b16k4"), "f" * 16, facts(deployed_host(ct200)))
+    assert f"release {RELEASE} -> {'f' * 16}" in plan.reasons
+    assert "budget 8 -> 16" in plan.reasons
+    assert not any(reason.startswith("topk") for reason in plan.reasons)
+    assert plan.to == 4 and plan.from_ == 3
+
+
+def test_a_changed_port_changes_the_files(ct200: Deployment) -> None:
+    moved = msgspec.structs.replace(ct200, service=msgspec.structs.replace(ct200.service, port=30999))
+    plan = make_plan(moved, RELEASE, facts(deployed_host(ct200)))
+    assert plan.reasons == ("the rendered files differ (inventory or templates changed)",)
+    assert "30999" in plan.diff
+
+
+UNIT = "/etc/systemd/system/x.service"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (
+            {"unit": {"path": UNIT, "sha256": "0" * 64, "text": "edited", "enabled": "enabled"}},
+            f"{UNIT} was edited on the host",
+        ),
+        ({"unit": {"path": UNIT, "sha256": None}}, f"{UNIT} is gone"),
+        (
+            {"server_info": {"speculative_ddtree_budget": 4}},
+            "the running server shows speculative_ddtree_budget = 4, deployed was 8",
+        ),
+        ({"models": {}}, None),
+        (
+            {"models": {path: {"present": False} for path in MODELS}},
+            "the model at /models/Kimi-K2.6 is gone",
+        ),
+        (
+            {"models": {path: {"present": True, "identity": {"config_sha256": "cc"}} for path in MODELS}},
+            "the model at /models/Kimi-K2.6 is no longer the one that was proven",
+        ),
+    ],
+)
+def test_drift_is_seen(ct200: Deployment, change: dict[str, Any], line: str | None) -> None:
+    found = find_drift(facts(deployed_host(ct200, **change)), "systemd")
+    if line is None:  # not probed is not gone
+        assert found == []
+    else:
+        assert line in found
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("dropins", {f"{UNIT}.d/own.conf": "1" * 64}, f"drop-in {UNIT}.d/own.conf was added by somebody else"),
+        ("masked", True, "/etc/systemd/system/x.service is masked"),
+        ("enabled", "disabled", "the service is disabled: it would not start at boot"),
+    ],
+)
+def test_drift_of_the_unit_is_seen(ct200: Deployment, key: str, value: Any, line: str) -> None:
+    reply = deployed_host(ct200)
+    reply["unit"] = {**reply["unit"], key: value}
+    seen = facts(reply)
+    plan = make_plan(ct200, RELEASE, seen)
+    assert line in plan.drift and plan.changes
+    allowed = make_plan(ct200, RELEASE, seen, overwrite=True)
+    assert allowed.drift == () and f"drift: {line}" in allowed.reasons
+
+
+def test_a_foreign_unit_is_drift_until_adopted(ct200: Deployment) -> None:
+    seen = facts(empty_host(unit={"path": UNIT, "sha256": "1" * 64, "text": "[Service]\n"}))
+    assert make_plan(ct200, RELEASE, seen).drift == (f"{UNIT} exists and ddtree did not make it",)
+    adopted = make_plan(ct200, RELEASE, seen, adopt=True)
+    assert adopted.drift == () and adopted.expect["unit_sha256"] == "1" * 64
+
+
+def test_the_sealed_plan_names_what_it_expects(ct200: Deployment) -> None:
+    seen = facts(deployed_host(ct200))
+    plan = make_plan(with_profile(ct200, "b16k4"), RELEASE, seen)
+    sealed = seal(plan, ct200, txn="t1", author={"who": "ann"}, adopt=False, overwrite=False)
+    assert sealed["expect"] == {
+        "state": {"confirmed": 3, "pending": None},
+        "unit_sha256": seen.unit.sha256,
+        "dropins": {},
+        "next_generation": 4,
+    }
+    assert sealed["health"]["expect"]["speculative_ddtree_budget"] == 16
+    assert sealed["generation"]["files"]["unit"] == plan.files["unit"]
+    assert json.loads(json.dumps(sealed)) == sealed
+
+
+def test_unproven_needs_a_generation(ct200: Deployment) -> None:
+    assert unproven(facts(empty_host())) == "nothing was ever proven here"
+    assert unproven(facts(deployed_host(ct200))) is None
+
+
+@pytest.mark.parametrize("reply", [{}, {"system": {}, "state": 3}, {"system": {}, "active": {"state": 1}}])
+def test_a_host_that_answers_nonsense_is_refused(reply: dict[str, Any]) -> None:
+    with pytest.raises(Failed, match="unknown form"):
+        facts(reply)
+
+
+GENERATIONS = [
+    {"n": 0, "confirmed": True},
+    {"n": 1, "confirmed": True},
+    {"n": 2, "confirmed": False},
+    {"n": 3, "confirmed": True},
+]
+
+
+@pytest.mark.parametrize(("current", "to", "answer"), [(3, None, 1), (3, 0, 0), (1, None, 0), (3, 2, 2)])
+def test_rollback_goes_to_the_newest_proven_one_before(
+    ct200: Deployment, current: int, to: int | None, answer: int
+) -> None:
+    seen = only_confirmed(current)
+    assert choose_rollback(seen, GENERATIONS, to) == answer
+
+
+@pytest.mark.parametrize(("current", "to"), [(0, None), (3, 9), (3, 3)])
+def test_rollback_refuses_what_is_not_there(current: int, to: int | None) -> None:
+    with pytest.raises(Failed):
+        choose_rollback(only_confirmed(current), GENERATIONS, to)
+
+
+def only_confirmed(confirmed: int) -> Facts:
+    """Facts of which only the confirmed generation matters."""
+    return facts(empty_host(state={"confirmed": confirmed, "pending": None}))

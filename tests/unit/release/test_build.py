@@ -1,0 +1,159 @@
+"""Releases made of small wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.errors import Failed, UsageError
+from ddtree_ops.release import Cache, Release, build
+from ddtree_ops.release.build import PACKAGE, RECIPE
+from ddtree_ops.release.trim import KEEP, TRIM, is_trimmed
+
+from .wheelwright import lock_of, make_package, make_stub, make_wheel
+
+SITE = "venv/lib/python3.11/site-packages"
+
+
+def make(directory: Path) -> Release:
+    """A release built below ``directory`` from scratch."""
+    cache = Cache(directory / "cache")
+    stub = make_stub(cache.wheels)
+    return build("reference", cache=cache, package=make_package(directory / "package"), lock=lock_of(stub))
+
+
+def test_the_manifest_names_every_file_and_nothing_that_is_trimmed(tmp_path: Path) -> None:
+    release = make(tmp_path)
+    files = {file["path"]: file for file in release.manifest["files"]}
+    assert list(files) == sorted(files)
+    assert f"{SITE}/torch/bin/torch_shm_manager" in files
+    assert f"{SITE}/functorch/__init__.py" in files
+    assert files["share/pair/target/config.json"]["size"] == 2
+    assert f"{SITE}/ddtree_ops/engine/walk.py" in files
+    for absent in ("test_jit", "ATen.h", ".a", "RECORD", "torchrun", ".hidden", ".pyc", ".orig", "run.py"):
+        assert not [path for path in files if path.endswith(absent)], absent
+    assert {file["mode"] for file in files.values()} == {0o644, 0o755}
+    assert files[f"{SITE}/torch/bin/torch_shm_manager"]["mode"] == 0o755
+    for file in files.values():
+        assert release.blob(file["sha256"]).stat().st_size == file["size"]
+    assert release.manifest["total_size"] == sum(file["size"] for file in files.values())
+    assert release.manifest["requires"] == {"python": "3.11", "machine": "x86_64", "glibc": "2.17"}
+    assert release.manifest["pins"] == ["stub==1.0"]
+    assert release.manifest["id"] == release.id
+    assert "import ddtree_ops.engine.walk" in release.manifest["smoke"]
+
+
+def test_same_id_and_manifest_in_another_directory_later_under_another_umask(tmp_path: Path) -> None:
+    first = make(tmp_path / "one")
+    old = os.umask(0o077)
+    try:
+        second = make(tmp_path / "two" / "deeper")
+    finally:
+        os.umask(old)
+    for path in (tmp_path / "two").rglob("*.py"):
+        os.utime(path, (1, 1))
+        path.chmod(0o755)
+    shutil.copytree(tmp_path / "one/cache/wheels", tmp_path / "three/wheels")
+    lock = lock_of(*(tmp_path / "three/wheels").iterdir())
+    third = build("reference", cache=Cache(tmp_path / "three"), package=tmp_path / "two/deeper/package", lock=lock)
+    assert first.manifest == second.manifest == third.manifest
+
+
+def test_the_recipe_is_pinned(tmp_path: Path) -> None:
+    """When this fails because files or trimming changed, raise RECIPE: an id must never stand for two contents."""
+    content = repr([(file["path"], file["sha256"], file["mode"]) for file in make(tmp_path).manifest["files"]])
+    assert (RECIPE, hashlib.sha256(content.encode()).hexdigest()[:16]) == (1, "dd8a5cbd06b58304")
+
+
+@pytest.mark.parametrize("change", ["engine", "version", "pair", "wheel", "arch"])
+def test_any_change_of_what_goes_in_changes_the_id(tmp_path: Path, change: str) -> None:
+    before = make(tmp_path)
+    package, cache, arch = tmp_path / "package", Cache(tmp_path / "cache"), "none"
+    lock = lock_of(make_stub(cache.wheels))
+    match change:
+        case "engine":
+            (package / "engine/walk.py").write_bytes(b"STEPS = 4\n")
+        case "version":
+            (package / "__init__.py").write_bytes(b"__version__ = '2'\n")
+        case "pair":
+            (package / "engine/pair/target/more.json").write_bytes(b"{}")
+        case "wheel":
+            lock = lock_of(make_wheel(cache.wheels, "stub", {"torch/__init__.py": b"# other\n"}))
+        case "arch":
+            arch = "sm_120"
+    assert build("reference", cache=cache, package=package, lock=lock, arch=arch).id != before.id
+
+
+def test_what_was_built_is_answered_from_the_cache(tmp_path: Path) -> None:
+    release = make(tmp_path)
+    lock = lock_of(*Cache(tmp_path / "cache").wheels.iterdir())
+    shutil.rmtree(tmp_path / "cache/wheels")
+    calls: list[str] = []
+    start = time.monotonic()
+    again = build(
+        "reference",
+        cache=Cache(tmp_path / "cache"),
+        package=tmp_path / "package",
+        lock=lock,
+        progress=lambda what, done, total: calls.append(what),
+    )
+    assert again.manifest == release.manifest
+    assert not calls
+    assert time.monotonic() - start < 0.5
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_a_cache_with_a_damaged_blob_builds_it_again(tmp_path: Path, damage: str) -> None:
+    release = make(tmp_path)
+    victim = release.blob(next(f["sha256"] for f in release.manifest["files"] if f["path"].endswith("_C.py")))
+    victim.write_bytes(b"") if damage == "short" else victim.unlink()
+    make(tmp_path)
+    assert victim.read_bytes() == b"value = 7\n"
+
+
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    cache = Cache(tmp_path / "cache")
+    stub = make_stub(cache.wheels)
+    build(
+        "reference",
+        cache=cache,
+        package=make_package(tmp_path / "p"),
+        lock=lock_of(stub),
+        progress=lambda what, done, total: seen.append((done, total)),
+    )
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert seen == sorted(seen)
+
+
+def test_two_wheels_that_fight_over_a_file_are_refused(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    cache.wheels.mkdir(parents=True)
+    one = make_wheel(cache.wheels, "one", {"shared.py": b"1"})
+    two = make_wheel(cache.wheels, "two", {"shared.py": b"2"})
+    with pytest.raises(Failed, match=r"different files at .*shared\.py"):
+        build("reference", cache=cache, package=make_package(tmp_path / "p"), lock=lock_of(one, two))
+
+
+def test_an_engine_without_a_lock_and_an_installation_without_an_engine_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no lock file"):
+        build("unheard-of", cache=Cache(tmp_path))
+    with pytest.raises(Failed, match="no reference engine"):
+        build("reference", cache=Cache(tmp_path), package=tmp_path, lock=lock_of())
+
+
+def test_every_trim_rule_has_a_reason_and_the_exception_holds() -> None:
+    assert all(why for _, why in (*TRIM, *KEEP))
+    assert is_trimmed("torch/bin/test_jit")
+    assert not is_trimmed("torch/bin/torch_shm_manager")
+    assert not is_trimmed("torch/lib/libtorch_cpu.so")
+    assert not is_trimmed("torch/testing/_internal/logging_tensor.py")
+
+
+def test_the_locks_are_packaged() -> None:
+    assert (PACKAGE / "release/locks/reference-cp311.txt").is_file()

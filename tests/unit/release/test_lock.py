@@ -1,0 +1,51 @@
+"""Lock files."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddtree_ops.errors import UsageError
+from ddtree_ops.release.lock import LOCKS, load_lock, parse_lock
+
+A, B = "a" * 64, "b" * 64
+HEAD = "# python: 3.11\n# machine: x86_64\n# glibc: 2.28\n"
+
+
+def test_a_lock_is_read_whole() -> None:
+    remarks = "# extra-index: https://example.org/w\n# a remark\n\n"
+    text = f"{HEAD}{remarks}Torch_X==2.1+cpu \\\n    --hash=sha256:{A}\nb==1 --hash=sha256:{B}\n"
+    lock = parse_lock(text, "x")
+    assert [(pin.name, pin.version, pin.sha256) for pin in lock.pins] == [("torch-x", "2.1+cpu", A), ("b", "1", B)]
+    assert lock.requires == {"python": "3.11", "machine": "x86_64", "glibc": "2.28"}
+    assert lock.extra_index == "https://example.org/w"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (HEAD + f"a>=1 --hash=sha256:{A}", "line 4: expected name==version"),
+        (HEAD + "a==1", "line 4"),
+        (HEAD + f"a==1 --hash=sha256:{A} --hash=sha256:{B}", "line 4"),
+        (HEAD + f"a==1 --hash=md5:{A}", "line 4"),
+        (HEAD + "-r other.txt", "line 4"),
+        (HEAD + f"a==1 --hash=sha256:{A}\nA==1 --hash=sha256:{A}", "a is pinned twice"),
+        (HEAD, "lacks pins"),
+        (f"a==1 --hash=sha256:{A}", "lacks glibc, machine, python"),
+    ],
+)
+def test_nothing_is_skipped(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        parse_lock(text, "x")
+
+
+def test_an_absent_lock_lists_what_there_is() -> None:
+    with pytest.raises(UsageError, match=r"no lock file reference-cp399\.txt; there are: .*reference-cp311"):
+        load_lock("reference", "3.99")
+
+
+def test_every_lock_that_ships_is_sound_and_named_after_its_python() -> None:
+    names = sorted(path.stem for path in LOCKS.glob("*.txt"))
+    assert names
+    for name in names:
+        engine, _, tag = name.rpartition("-cp")
+        assert load_lock(engine, f"{tag[0]}.{tag[1:]}").pins
