@@ -1911,11 +1911,8 @@ def ingest(service: Service, request: JSON) -> JSON:
 def release_path(path: Any, python: str) -> str:
     """Where a manifest's file goes below the release; usage error for anything but a plain path of ours."""
     parts = path.split("/") if isinstance(path, str) else []
-    packages = f"venv/lib/python{python}/site-packages/"
     plain = all(part not in ("", ".", "..") and part.isprintable() and len(part) < 255 for part in parts)
-    if plain and len(parts) > 1 and parts[0] == "site-packages":
-        return packages + "/".join(parts[1:])
-    if plain and len(parts) > 1 and (parts[0] == "share" or path.startswith(packages)):
+    if plain and path.startswith((f"venv/lib/python{python}/site-packages/", "share/")):
         return str(path)
     raise HostError("usage", f"manifest path {path!r} is neither below site-packages/ nor below share/")
 
