@@ -238,13 +238,13 @@ def run(argv: list[str], timeout: float = 30, **more: Any) -> subprocess.Complet
 ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_])")
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 SECRET_NAME = re.compile(r"(?i)(api_?key|_key$|^key$|secret|passw|credential|(^|_)token$|auth)")
-SECRET_PAIR = re.compile(
-    r"(?i)((?:[a-z0-9_-]*(?:api[_-]?key|password|passwd|secret|credential)|(?:auth|access|hf|bearer)[_-]?token)"
-    r"[\"']?\s*[=:]\s*[\"']?)(?!None\b|null\b|<redacted>)([^\s\"',)]{3,})"
+SECRET_PAIR = re.compile(  # every repetition is bounded: lines are hostile, and no line may cost quadratic time
+    r"(?i)((?:api[_-]?key|password|passwd|secret|credential|(?:auth|access|hf|bearer)[_-]?token)[\w-]{0,40}"
+    r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!None\b|null\b|<redacted>)([^\s\"',)]{3,4000})"
 )
 SECRET_VALUE = re.compile(
-    r"\b((?:sk|pk|rk)-[A-Za-z0-9_-]{12,}|hf_[A-Za-z0-9]{12,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}"
-    r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9._-]{10,})|(?<=Bearer )\S{8,}"
+    r"\b((?:sk|pk|rk)-[A-Za-z0-9_-]{12,400}|hf_[A-Za-z0-9]{12,400}|gh[pousr]_[A-Za-z0-9]{20,400}|AKIA[0-9A-Z]{16}"
+    r"|eyJ[A-Za-z0-9_-]{10,400}\.[A-Za-z0-9._-]{10,2000})|(?<=Bearer )\S{8,4000}"
 )
 WORD = re.compile(r"[A-Za-z0-9+_=-]{32,}")
 REDACTED = "<redacted>"
@@ -1705,9 +1705,10 @@ class Engine:
                 time.sleep(wait)
 
     def end(self, child: subprocess.Popen[bytes], grace: float) -> None:
-        """SIGTERM to the group, after ``grace`` SIGKILL to all that is left, re-parented processes too."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGTERM)
+        """SIGTERM to all, re-parented ones too; after ``grace`` SIGKILL to what is left."""
+        for pid in self.sup.members():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace
         while (child.poll() is None or self.sup.members()) and time.monotonic() < deadline:
             self.drain(child, 0.1)
@@ -1910,11 +1911,8 @@ def ingest(service: Service, request: JSON) -> JSON:
 def release_path(path: Any, python: str) -> str:
     """Where a manifest's file goes below the release; usage error for anything but a plain path of ours."""
     parts = path.split("/") if isinstance(path, str) else []
-    packages = f"venv/lib/python{python}/site-packages/"
     plain = all(part not in ("", ".", "..") and part.isprintable() and len(part) < 255 for part in parts)
-    if plain and len(parts) > 1 and parts[0] == "site-packages":
-        return packages + "/".join(parts[1:])
-    if plain and len(parts) > 1 and (parts[0] == "share" or path.startswith(packages)):
+    if plain and path.startswith((f"venv/lib/python{python}/site-packages/", "share/")):
         return str(path)
     raise HostError("usage", f"manifest path {path!r} is neither below site-packages/ nor below share/")
 
@@ -2470,10 +2468,8 @@ def unlock(service: Service, request: JSON) -> JSON:
             "the lock is held by a process that did not say who it is; see: fuser -v " + str(service.dir / "lock"),
         )
     if TXN.fullmatch(str(txn)) and service.txn_dir(str(txn)).is_dir():
-        write_json(
-            service.txn_dir(str(txn)) / "unlock.json",
-            {"reason": f"unlocked: {reason}", "who": str(request.get("who", ""))},
-        )
+        with contextlib.suppress(OSError):  # on a full disk the applier ends without the reason
+            write_json(service.txn_dir(str(txn)) / "unlock.json", {"reason": f"unlocked: {reason}"})
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + number(request.get("wait_s", 30), "wait_s", 0, 3600)
     while (now := service.holder()) and now["alive"] and now.get("pid") == pid and time.monotonic() < deadline:

@@ -336,7 +336,8 @@ def test_a_stopped_applier_recovers(machine: Machine) -> None:
 def test_a_full_disk_before_and_during_a_deploy(machine: Machine) -> None:
     machine.deploy("txn-1")
     plan = machine.plan("txn-2")
-    full = "for bs in 1M 1k; do dd if=/dev/zero of=/opt/fill.$bs bs=$bs status=none 2>/dev/null || true; done; sync"
+    full = "fallocate -l $(df --output=avail -B1 /opt | tail -1) /opt/fill.1 || true; sync; "
+    full += "for bs in 1M 1k; do dd if=/dev/zero of=/opt/fill.$bs bs=$bs status=none 2>/dev/null || true; done; sync"
     machine.host.sh(full)
     with pytest.raises(Refused) as refused:
         machine.call("apply", plan=plan)
