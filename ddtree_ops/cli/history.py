@@ -53,4 +53,4 @@ def history(
             screen.say(f"{when} {end.get('txn')}: {end.get('event')} {end.get('reason') or ''}".rstrip())
         return 0, {"history": reply}
 
-    return each(screen, select(host, service, None, workspace), act)
+    return each(screen, select(host, service, None, workspace), act, table=False)

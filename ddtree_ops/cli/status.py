@@ -45,7 +45,7 @@ def status(
             "summary": f"{seen.active.state}, {row['verdict']}",
         }
 
-    return each(screen, select(host, service, None, workspace), act)
+    return each(screen, select(host, service, None, workspace), act, table=False)
 
 
 def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str, str]:

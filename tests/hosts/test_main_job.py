@@ -167,11 +167,13 @@ def test_two_hosts_from_nothing_to_rollback(fresh: tuple[TestHost, TestHost], tm
     assert server_info(b300)["speculative_ddtree_budget"] == 8
     workspace.ddtree("plan", "--host", "all")
 
-    status = workspace.ddtree("status", "--host", "all").stdout
-    assert status.count("active") == 2 and status.count("EXACT") == 2 and "8/4" in status
+    for entry in workspace.json("status", "--host", "all")["hosts"]:
+        status = entry["status"]
+        assert (status["state"], status["verdict"], status["budget/topk"]) == ("active", "EXACT", "8/4")
+        assert status["drift"] == [] and status["unproven"] is None and float(status["accept length"]) > 2
     history = workspace.ddtree("history", "--host", "ct200").stdout
     assert "1 *" in history and "b16k4" in history
-    assert "Uvicorn running" in workspace.ddtree("logs", "--host", "ct200").stdout
+    assert "ready on http://127.0.0.1" in workspace.ddtree("logs", "--host", "ct200").stdout
     assert workspace.git("status", "--porcelain") == ""
 
 
