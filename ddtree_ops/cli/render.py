@@ -5,7 +5,6 @@ from __future__ import annotations
 from ddtree_ops.cli.app import HostOption, JsonOption, ProfileOption, ServiceOption, WorkspaceOption, command
 from ddtree_ops.cli.screen import Screen
 
-
 UNKNOWN_RELEASE = "0" * 16
 
 

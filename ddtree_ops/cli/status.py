@@ -53,8 +53,7 @@ def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str
     meta = seen.generation.meta if seen.generation else {}
     profile = meta.get("profile") or {}
     since = seen.active.since_unix
-    internal = ((seen.server_info or {}).get("internal_states") or [{}])[0]
-    accept = internal.get("avg_spec_accept_length") if isinstance(internal, dict) else None
+    accept = (seen.server_info or {}).get("avg_spec_accept_length")
     shape = f"{profile['budget']}/{profile['topk']}" if profile.get("budget") else str(profile.get("algorithm", ""))
     return {
         "host": host,

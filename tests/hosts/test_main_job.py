@@ -190,7 +190,7 @@ def test_mask_fault_never_stays(fresh: tuple[TestHost, TestHost], tmp_path: Path
     assert "FAIL" in failed.stderr
     assert b300.sh(f"systemctl list-unit-files {SERVICE}.service --no-legend | wc -l").strip() == "0"
     assert b300.run(["pgrep", "-f", "ddtree_ops.engine"]).returncode == 1
-    evidence = json.loads(b300.sh(f"cat /opt/ddtree/services/{SERVICE}/generations/1/verdict.json"))
+    evidence = json.loads(b300.sh(f"cat /opt/ddtree/services/{SERVICE}/generations/1/evidence/*/verdict.json"))
     assert evidence["kind"] == "FAIL" and evidence["findings"]
 
     # over a proven one it comes back, and is proven to
@@ -222,7 +222,8 @@ def test_adopt_keeps_a_hand_made_unit_byte_for_byte(fresh: tuple[TestHost, TestH
     ct200, _ = fresh
     workspace = Workspace(tmp_path, {ct200: "root"})
     path = f"/etc/systemd/system/{SERVICE}.service"
-    unit = b"[Unit]\nDescription=by hand  \n\n[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+    unit = b"[Unit]\nDescription=by hand  \n\n[Service]\nExecStart=/bin/sleep infinity\n"
+    unit += b"[Install]\nWantedBy=multi-user.target\n"
     dropin = b"[Service]\nEnvironment=A=b\n# no newline at the end"
     ct200.put(path, unit)
     ct200.put(f"{path}.d/10-own.conf", dropin)

@@ -1,4 +1,4 @@
-"""An installed wheel works outside the repository: templates, inventories, prompts, the host's half and the pair are in it."""
+"""An installed wheel works outside the repository: everything it reads is in it."""
 
 from __future__ import annotations
 

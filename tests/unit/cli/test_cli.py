@@ -16,10 +16,26 @@ from ddtree_ops.cli.fleet import worst
 from ddtree_ops.cli.logs import new_lines
 from ddtree_ops.model import init_workspace
 
-COMMANDS = (
-    "init demo hosts build render plan deploy rollback status logs verify-exactness snapshot history stop start restart "
-    "recover unlock"
-).split()
+COMMANDS = [
+    "init",
+    "demo",
+    "hosts",
+    "build",
+    "render",
+    "plan",
+    "deploy",
+    "rollback",
+    "status",
+    "logs",
+    "verify-exactness",
+    "snapshot",
+    "history",
+    "stop",
+    "start",
+    "restart",
+    "recover",
+    "unlock",
+]
 
 
 def ddtree(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
