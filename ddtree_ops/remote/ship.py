@@ -25,7 +25,7 @@ from .transport import printable
 Progress = Callable[[int, int], None]
 CHUNK = 1 << 18
 TAR_BLOCK = 512
-LEVEL = 1  # a level more costs twice the time on shared libraries and saves 3 %
+LEVEL = 1  # of libtorch_cpu.so it leaves 36 %; level 3 leaves 34 % for a third more CPU
 RECEIVE_TIMEOUT_S = 6 * 3600
 INGEST_TIMEOUT_S = 1800
 INSTALL_TIMEOUT_S = 3600
