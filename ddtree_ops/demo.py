@@ -1,8 +1,14 @@
-"""The demo: the main job on this machine with the reference engine, in a workspace of its own that is removed again."""
+"""The demo: the main job on this machine with the reference engine, in a workspace of its own that is removed again.
+
+AR, chain and DDTree 8/4 are deployed in turn through the path that ``ddtree deploy`` takes, each through the gate;
+then the fault that this project exists for is deployed, and has to be refused; then the release's own engine measures
+commit lengths of all six budget/topk pairs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
 import tempfile
@@ -17,129 +23,161 @@ import yaml
 from ddtree_ops import engine_pair
 from ddtree_ops.bench import Cell, load_held_out, measure
 from ddtree_ops.deploy import run
-from ddtree_ops.errors import Failed
+from ddtree_ops.errors import Failed, RolledBack
 from ddtree_ops.exactness import Verdict
-from ddtree_ops.model import Workspace, load_workspace, resolve
-from ddtree_ops.model.init import init_workspace
+from ddtree_ops.model import Deployment, Workspace, init_workspace, load_workspace, resolve
 
 SERVICE = "demo"
-DEPLOYED = "b8k4"
-PROFILES = ("ar", "chain", "b8k4", "b16k4", "b16k8", "b24k6", "b32k8", "b48k8")
+PROFILES = ("ar", "chain", "b8k4")
+FAULT = "mask-rows-by-block-size"
 MAX_NEW_TOKENS = 128
 CONCURRENCY = 8
+MEASURE_LIMIT_S = 600
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One deployed profile: its gate's verdict, what was measured, and how many answers differ from AR's."""
+    """One deployed profile: its gate's verdict and what was measured over HTTP."""
 
     profile: str
     verdict: Verdict
     cell: Cell
-    differ: int
 
 
 @dataclasses.dataclass(frozen=True)
 class DemoReport:
-    """What the demo did, for the table and ``--json``."""
+    """What the demo did. ``shapes`` is ``ddtree_ops.engine.measure``'s document."""
 
     release: str
     seconds: float
     prompts: int
-    results: tuple[Row, ...]
+    rows: tuple[Row, ...]
+    refused: str
+    shapes: dict[str, Any]
 
-    def headline(self) -> list[str]:
-        """Two lines: what was deployed and how it ended."""
-        same = sum(row.differ == 0 for row in self.results)
-        return [
-            f"deployed: the reference engine, release {self.release}, with {len(self.results)} profiles in turn",
-            f"exact: {same} of {len(self.results)} give AR's very tokens"
-            f" on {self.prompts} held-out prompts x {MAX_NEW_TOKENS} tokens",
-        ]
-
-    def columns(self) -> list[str]:
-        """Of the table."""
-        return ["profile", "verdict", "tokens/step", "x AR", "answers unlike AR's", "tok/s here"]
-
-    def rows(self) -> list[list[str]]:
-        """Of the table: one a profile."""
-        base = self.results[0].cell.tokens_per_second
+    def deployed(self) -> list[list[str]]:
+        """Table of the deployed profiles: profile, verdict, tokens per step, answers that differ from AR's."""
         return [
             [
                 row.profile,
-                row.verdict.kind,
+                str(row.verdict.kind),
                 f"{row.cell.tokens_per_step:.2f}",
-                f"{row.cell.tokens_per_second / base:.2f}",
-                f"{row.differ} of {self.prompts}",
-                f"{row.cell.tokens_per_second:.0f}",
+                f"{self._unlike(row)} of {self.prompts}",
             ]
-            for row in self.results
-        ]
+            for row in self.rows
+        ] + [[f"{PROFILES[-1]} with a planted fault", self.refused, "", ""]]
 
-    def caption(self) -> str:
-        """How to read it."""
-        return (
-            f"C={CONCURRENCY}, fp32, greedy, prompts that do not loop; {self.seconds:.0f} s in all. Tokens per step is "
-            "what a GPU turns into speed; a CPU pays for every row of a wide verify, so tok/s here says nothing of one."
-        )
+    def measured(self) -> list[list[str]]:
+        """Table of the shapes: name, tokens per step, answers that differ from AR's."""
+        return [
+            [
+                outcome["name"],
+                "1.00" if outcome["commit_length"] is None else f"{outcome['commit_length']:.2f}",
+                f"{outcome['rows_that_differ']} of {outcome['rows']}",
+            ]
+            for outcome in self.shapes["outcomes"]
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """For ``--json``: outputs left out."""
         rows = [
             {
                 "profile": row.profile,
-                "verdict": row.verdict.kind,
+                "verdict": row.verdict.to_json(),
                 "tokens_per_step": row.cell.tokens_per_step,
                 "tokens": row.cell.tokens,
                 "steps": row.cell.steps,
                 "seconds": row.cell.seconds,
-                "differ_from_ar": row.differ,
+                "differ_from_ar": self._unlike(row),
             }
-            for row in self.results
+            for row in self.rows
         ]
-        return {"release": self.release, "prompts": self.prompts, "concurrency": CONCURRENCY, "cells": rows}
+        return {
+            "release": self.release,
+            "seconds": self.seconds,
+            "prompts": self.prompts,
+            "deployed": rows,
+            "planted_fault": {"fault": FAULT, "result": self.refused},
+            "shapes": self.shapes,
+        }
+
+    def _unlike(self, row: Row) -> int:
+        return sum(a != b for a, b in zip(row.cell.outputs, self.rows[0].cell.outputs, strict=True))
 
 
 def run_demo(ui: run.Ui, prompts: int) -> DemoReport:
-    """Deploy every profile in turn through the path that ``ddtree deploy`` takes, measure each, take it all down.
-
-    Raises Failed when the host gives an answer unlike AR's, whatever the gate said.
-    """
+    """Do it all and take it down again. Raises Failed when anything is not as it must be, whatever the gate said."""
     started = time.monotonic()
-    held_out = load_held_out(engine_pair.HELD_OUT, count=prompts)
+    held_out = [prompt.ids for prompt in load_held_out(engine_pair.HELD_OUT, count=prompts)]
     rows: list[Row] = []
     release = ""
     with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as scratch, _workspace(Path(scratch)) as workspace:
         for profile in PROFILES:
-            deployment = resolve(workspace, "local", SERVICE, profile)
-            session = run.open_session(deployment)
-            with session.transport:
-                ui.step(f"-- {profile} --")
-                options = run.Options()
-                plan, seen = session.plan(options)
-                outcome = run.deploy(session, plan, seen, options, ui)
-                if outcome.verdict is None or outcome.release is None:
-                    raise Failed(f"{profile}: the deploy ended without a verdict")
-                release = outcome.release
-                with session.transport.forward(deployment.service.port) as url:
-                    cell = measure(
-                        url, [p.ids for p in held_out], concurrency=CONCURRENCY, max_new_tokens=MAX_NEW_TOKENS
-                    )
-            reference = rows[0].cell.outputs if rows else cell.outputs
-            differ = sum(a != b for a, b in zip(cell.outputs, reference, strict=True))
-            rows.append(Row(profile, outcome.verdict, cell, differ))
-            if differ:
-                raise Failed(
-                    f"{profile}: {differ} of {prompts} answers are not AR's, and the gate said {outcome.verdict.kind}"
-                )
-    return DemoReport(release, time.monotonic() - started, prompts, tuple(rows))
+            outcome, cell = _deploy(resolve(workspace, "local", SERVICE, profile), held_out, ui)
+            if outcome.verdict is None or outcome.release is None:
+                raise Failed(f"{profile}: the deploy ended without a verdict")
+            release = outcome.release
+            rows.append(Row(profile, outcome.verdict, cell))
+            if cell.outputs != rows[0].cell.outputs:
+                raise Failed(f"{profile}: answers differ from AR's, and the gate said {outcome.verdict.kind}")
+        refused = _refuse_fault(resolve(workspace, "local", SERVICE, "faulty"), ui)
+        shapes = _shapes(resolve(workspace, "local", SERVICE, PROFILES[-1]), release, held_out, Path(scratch), ui)
+    return DemoReport(release, time.monotonic() - started, prompts, tuple(rows), refused, shapes)
+
+
+def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: run.Ui) -> tuple[run.Outcome, Cell]:
+    ui.step(f"-- {deployment.profile.name} --")
+    with run.open_session(deployment) as session:
+        plan, seen = session.plan(run.Options())
+        outcome = run.deploy(session, plan, seen, run.Options(), ui)
+        with session.transport.forward(deployment.service.port) as url:
+            cell = measure(url, prompts, concurrency=CONCURRENCY, max_new_tokens=MAX_NEW_TOKENS)
+    return outcome, cell
+
+
+def _refuse_fault(deployment: Deployment, ui: run.Ui) -> str:
+    """Deploy the planted fault; it must be refused and rolled back. Returns how it ended, in words."""
+    ui.step(f"-- {PROFILES[-1]} with {FAULT}: has to be refused --")
+    with run.open_session(deployment) as session:
+        plan, seen = session.plan(run.Options())
+        try:
+            run.deploy(session, plan, seen, run.Options(), ui)
+        except RolledBack as error:
+            after = session.probe()
+            if after.state.confirmed != seen.state.confirmed or after.active.state != "active":
+                raise Failed("the fault was refused, but what ran before is not back") from error
+            return "refused, rolled back"
+    raise Failed(f"an engine with {FAULT} passed the gate")
+
+
+def _shapes(
+    deployment: Deployment, release: str, prompts: list[tuple[int, ...]], scratch: Path, ui: run.Ui
+) -> dict[str, Any]:
+    """Commit lengths of AR, chain and the six pairs, by the engine that the release holds."""
+    ui.step("-- commit length of every shape, by the release's own engine --")
+    file = scratch / "prompts.json"
+    file.write_text(json.dumps([{"prompt_ids": list(ids), "loops": False} for ids in prompts]))
+    home = f"{deployment.host.root}/releases/{release}"
+    argv = [f"{home}/venv/bin/python", "-m", "ddtree_ops.engine.measure", "--pair", f"{home}/share/pair", "--json"]
+    argv += ["--prompts", str(file), "--concurrency", str(CONCURRENCY), "--max-new-tokens", str(MAX_NEW_TOKENS)]
+    with run.open_session(deployment) as session:
+        session.agent.call("stop")
+        done = session.transport.run(argv, timeout=MEASURE_LIMIT_S)
+    try:
+        document: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        document = {}
+    if done.code or not document:
+        raise Failed("the release's engine could not measure", hint=done.stderr.decode(errors="replace")[-2000:])
+    return document
 
 
 @contextmanager
 def _workspace(scratch: Path) -> Iterator[Workspace]:
     """A workspace whose only host is this machine, under ``scratch``; its service is stopped at the end."""
     init_workspace(scratch)
-    for path in (scratch / "inventories").glob("*.yaml"):
+    inventories = scratch / "inventories"
+    for path in inventories.glob("*.yaml"):
         path.unlink()
     local = {
         "address": "127.0.0.1",
@@ -147,16 +185,18 @@ def _workspace(scratch: Path) -> Iterator[Workspace]:
         "supervisor": "process",
         "root": str(scratch / "host"),
         "gpus": {"count": 0, "name": "none", "arch": "none", "memory_gib": 0, "interconnect": "none"},
-        "services": {SERVICE: {"base": "tiny", "profile": DEPLOYED, "port": _free_port()}},
+        "services": {SERVICE: {"base": "tiny", "profile": PROFILES[-1], "port": _free_port()}},
     }
-    (scratch / "inventories" / "local.yaml").write_text(yaml.safe_dump(local))
+    (inventories / "local.yaml").write_text(yaml.safe_dump(local))
+    faulty = {"extends": PROFILES[-1], "extra_args": ["--fault", FAULT]}
+    (inventories / "profiles" / "faulty.yaml").write_text(yaml.safe_dump(faulty))
     workspace = load_workspace(scratch)
     try:
         yield workspace
     finally:
-        session = run.open_session(resolve(workspace, "local", SERVICE, DEPLOYED))
-        with session.transport:
-            session.agent.call("stop")
+        if (scratch / "host" / "bin").exists():
+            with run.open_session(resolve(workspace, "local", SERVICE, PROFILES[-1])) as session:
+                session.agent.call("stop")
         _make_writable(scratch)
 
 

@@ -40,8 +40,7 @@ def deploy(
     options = run.Options(adopt, overwrite)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = run.open_session(deployment)
-        with session.transport:
+        with run.open_session(deployment) as session:
             made, seen = session.plan(options)
             if not made.changes and seen.unfinished is None and seen.lock is None:
                 screen.say(f"{made.host}: {made.service} generation {made.to} runs and is proven, nothing to change")

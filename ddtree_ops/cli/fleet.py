@@ -41,10 +41,11 @@ def each(
     act: Callable[[Deployment], tuple[int, dict[str, Any]]],
     *,
     stop_at_first_failure: bool = False,
+    table: bool = True,
 ) -> int:
     """Do ``act`` to each deployment in order. It returns an exit code and what ``--json`` shows of it.
 
-    Prints a table when there are several hosts and returns the worst exit code.
+    Prints a table when there are several hosts (``table`` False: act showed one itself); returns the worst exit code.
     """
     results: list[dict[str, Any]] = []
     codes: list[int] = []
@@ -67,7 +68,7 @@ def each(
             break
     if screen.json:
         screen.document({"ok": max(codes, default=0) == 0, "hosts": results})
-    elif len(deployments) > 1:
+    elif table and len(deployments) > 1:
         screen.table("", ["host", "service", "result"], [_row(r) for r in results])
     return worst(codes)
 

@@ -29,8 +29,7 @@ def history(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             reply = session.agent.call("history", limit=limit)
         rows = []
         for generation in reply.get("generations", []):
@@ -54,4 +53,4 @@ def history(
             screen.say(f"{when} {end.get('txn')}: {end.get('event')} {end.get('reason') or ''}".rstrip())
         return 0, {"history": reply}
 
-    return each(screen, select(host, service, None, workspace), act)
+    return each(screen, select(host, service, None, workspace), act, table=False)

@@ -30,8 +30,7 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     ]
 
     def look(deployment: Deployment) -> dict[str, str]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             seen = session.probe()
         doubt = unproven(seen) if seen.state.confirmed is not None else None
         return summary(deployment.host.name, deployment.service_name, seen, doubt)

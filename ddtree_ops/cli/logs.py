@@ -33,8 +33,7 @@ def logs(
         raise UsageError("logs shows one host at a time", hint="--host NAME")
     if follow and json_:
         raise UsageError("--follow and --json do not go together: a document has an end")
-    session = open_session(deployments[0])
-    with session.transport:
+    with open_session(deployments[0]) as session:
         seen: list[str] = session.agent.call("logs", lines=lines)["lines"]
         if screen.json:
             screen.document({"ok": True, "host": deployments[0].host.name, "lines": seen})

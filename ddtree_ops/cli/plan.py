@@ -37,8 +37,7 @@ def plan(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             made, seen = session.plan(Options(adopt, overwrite))
         show(screen, made, seen)
         return (3 if made.changes else 0), {"plan": made.as_json(), "summary": made.action}

@@ -94,8 +94,7 @@ def _tell_host(
         name = f"{deployment.service_name} on {deployment.host.name}"
         if not screen.ask(f"{verb} {name}?", yes=yes):
             return 1, {"summary": "declined"}
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             reply = session.agent.call(verb, timeout=restore_limit_s(deployment), **fields)
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {verb}: {reply.get('state', 'done')}")
         return 0, {"reply": reply, "summary": verb}

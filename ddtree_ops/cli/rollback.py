@@ -32,8 +32,7 @@ def rollback(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = run.open_session(deployment)
-        with session.transport:
+        with run.open_session(deployment) as session:
             seen = session.probe()
             if not screen.ask(f"Roll {deployment.service_name} on {deployment.host.name} back?", yes=yes):
                 return 1, {"outcome": {"result": "declined"}, "summary": "declined"}

@@ -34,8 +34,7 @@ def snapshot(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             commit = snap(session, message)
         what = f"committed {commit[:12]}" if commit else "nothing changed, no commit"
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {what}")

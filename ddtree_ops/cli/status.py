@@ -28,8 +28,7 @@ def status(
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = open_session(deployment)
-        with session.transport:
+        with open_session(deployment) as session:
             seen = session.probe()
         drift = find_drift(seen, deployment.host.supervisor)
         doubt = unproven(seen) if seen.state.confirmed is not None else "nothing is deployed"
@@ -46,7 +45,7 @@ def status(
             "summary": f"{seen.active.state}, {row['verdict']}",
         }
 
-    return each(screen, select(host, service, None, workspace), act)
+    return each(screen, select(host, service, None, workspace), act, table=False)
 
 
 def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str, str]:
@@ -54,8 +53,7 @@ def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str
     meta = seen.generation.meta if seen.generation else {}
     profile = meta.get("profile") or {}
     since = seen.active.since_unix
-    internal = ((seen.server_info or {}).get("internal_states") or [{}])[0]
-    accept = internal.get("avg_spec_accept_length") if isinstance(internal, dict) else None
+    accept = (seen.server_info or {}).get("avg_spec_accept_length")
     shape = f"{profile['budget']}/{profile['topk']}" if profile.get("budget") else str(profile.get("algorithm", ""))
     return {
         "host": host,

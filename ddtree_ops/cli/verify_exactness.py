@@ -36,8 +36,7 @@ def verify_exactness(
     overrides = {"prompts": load_prompts(prompts), "prompt_set": prompts.name} if prompts else None
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        session = run.open_session(deployment)
-        with session.transport:
+        with run.open_session(deployment) as session:
             seen = session.probe()
             verdict = run.verify(session, seen, screen, overrides)
         passed = verdict.passed(deployment.profile.exactness.policy)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddtree_ops.errors import Failed
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.model import Profile
 from ddtree_ops.remote.transport import Transport
@@ -14,7 +15,9 @@ from ddtree_ops.remote.transport import Transport
 Progress = Callable[[str, int, int], None]
 
 
-def gate_plan(profile: Profile, url: str, expect: Mapping[str, Any], workspace: Path | None) -> GatePlan:
+def gate_plan(
+    profile: Profile, url: str, expect: Mapping[str, Any], workspace: Path | None, api_key: str | None = None
+) -> GatePlan:
     """The gate's plan for a profile: what to ask, what must be shown, how long it may take."""
     exactness = profile.exactness
     own = workspace / exactness.prompts if workspace and exactness.prompts else None
@@ -32,7 +35,7 @@ def gate_plan(profile: Profile, url: str, expect: Mapping[str, Any], workspace: 
         vocab_size=profile.vocab_size,
         expect=dict(expect),
         time_limit_s=exactness.time_limit_s,
-        api_key=None,
+        api_key=api_key,
     )
 
 
@@ -48,8 +51,19 @@ def prove(
 ) -> Verdict:
     """Run the gate against the service on the host's loopback ``port``; never raises for what the server does."""
     with transport.forward(port) as url:
-        plan = dataclasses.replace(gate_plan(profile, url, expect, workspace), **(overrides or {}))
+        plan = gate_plan(profile, url, expect, workspace, _api_key(transport, profile))
+        plan = dataclasses.replace(plan, **(overrides or {}))
         return run_gate(plan, (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None)
+
+
+def _api_key(transport: Transport, profile: Profile) -> str | None:
+    """The service's key, read on the host as root and kept in memory only. Raises Failed when it cannot be read."""
+    if profile.api_key is None or profile.api_key.file is None:
+        return None
+    done = transport.run(["cat", "--", profile.api_key.file], root=transport.may_root, limit=1 << 16)
+    if done.code:
+        raise Failed(f"{transport.name}: the api key file {profile.api_key.file} cannot be read there")
+    return done.stdout.decode().strip()
 
 
 def stored(verdict: Verdict, profile: Profile, *, generation: int | None, python: str) -> dict[str, Any]:

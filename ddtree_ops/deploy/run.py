@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddtree_ops.remote.ship import ship
-
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry, Follower
@@ -28,6 +26,7 @@ from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
 from ddtree_ops.release import Release, build, release_id
 from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.ship import ship
 from ddtree_ops.remote.transport import Transport, connect
 
 
@@ -86,6 +85,12 @@ class Session:
             transport, root=host.root, service=deployment.service_name, supervisor=host.supervisor, unit_dir=UNIT_DIR
         )
 
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.transport.close()
+
     def probe(self, release: str | None = None) -> Facts:
         """One round trip, no write."""
         reply = self.agent.call(
@@ -112,7 +117,7 @@ class Session:
 
 
 def open_session(deployment: Deployment) -> Session:
-    """Connect to the deployment's host. The caller closes ``session.transport``."""
+    """Connect to the deployment's host; leaving the session's block closes the connection."""
     return Session(deployment, connect(deployment.host))
 
 
@@ -144,7 +149,9 @@ def settle(session: Session, seen: Facts, ui: Ui) -> bool:
     if seen.unfinished is None and seen.state.pending is None:
         return False
     ui.step(f"an earlier deploy ({seen.unfinished}) did not finish; recovering it first")
-    session.agent.call("recover", reason="a later deploy found it unfinished", timeout=restore_limit_s(session.deployment))
+    session.agent.call(
+        "recover", reason="a later deploy found it unfinished", timeout=restore_limit_s(session.deployment)
+    )
     return True
 
 

@@ -167,11 +167,13 @@ def test_two_hosts_from_nothing_to_rollback(fresh: tuple[TestHost, TestHost], tm
     assert server_info(b300)["speculative_ddtree_budget"] == 8
     workspace.ddtree("plan", "--host", "all")
 
-    status = workspace.ddtree("status", "--host", "all").stdout
-    assert status.count("active") == 2 and status.count("EXACT") == 2 and "8/4" in status
+    for entry in workspace.json("status", "--host", "all")["hosts"]:
+        status = entry["status"]
+        assert (status["state"], status["verdict"], status["budget/topk"]) == ("active", "EXACT", "8/4")
+        assert status["drift"] == [] and status["unproven"] is None and float(status["accept length"]) > 2
     history = workspace.ddtree("history", "--host", "ct200").stdout
     assert "1 *" in history and "b16k4" in history
-    assert "Uvicorn running" in workspace.ddtree("logs", "--host", "ct200").stdout
+    assert "ready on http://127.0.0.1" in workspace.ddtree("logs", "--host", "ct200").stdout
     assert workspace.git("status", "--porcelain") == ""
 
 
@@ -188,7 +190,7 @@ def test_mask_fault_never_stays(fresh: tuple[TestHost, TestHost], tmp_path: Path
     assert "FAIL" in failed.stderr
     assert b300.sh(f"systemctl list-unit-files {SERVICE}.service --no-legend | wc -l").strip() == "0"
     assert b300.run(["pgrep", "-f", "ddtree_ops.engine"]).returncode == 1
-    evidence = json.loads(b300.sh(f"cat /opt/ddtree/services/{SERVICE}/generations/1/verdict.json"))
+    evidence = json.loads(b300.sh(f"cat /opt/ddtree/services/{SERVICE}/generations/1/evidence/*/verdict.json"))
     assert evidence["kind"] == "FAIL" and evidence["findings"]
 
     # over a proven one it comes back, and is proven to
@@ -220,7 +222,8 @@ def test_adopt_keeps_a_hand_made_unit_byte_for_byte(fresh: tuple[TestHost, TestH
     ct200, _ = fresh
     workspace = Workspace(tmp_path, {ct200: "root"})
     path = f"/etc/systemd/system/{SERVICE}.service"
-    unit = b"[Unit]\nDescription=by hand  \n\n[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n"
+    unit = b"[Unit]\nDescription=by hand  \n\n[Service]\nExecStart=/bin/sleep infinity\n"
+    unit += b"[Install]\nWantedBy=multi-user.target\n"
     dropin = b"[Service]\nEnvironment=A=b\n# no newline at the end"
     ct200.put(path, unit)
     ct200.put(f"{path}.d/10-own.conf", dropin)

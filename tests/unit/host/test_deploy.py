@@ -61,7 +61,7 @@ def test_deploy_confirms_and_a_second_one_replaces_it(box: Box) -> None:
         ({"sick": 1}, "not healthy within 3 s: /health answered 503"),
         ({"info": '{"tp_size": 4}'}, "tp_size: wanted 2, got 4"),
         ({"info": '{"tp_size": true}'}, "tp_size: wanted 2, got true"),
-        ({"say": "FATAL the model is gone"}, "fatal line in its log: FATAL the model is gone"),
+        ({"say": "FATAL the model is gone", "sick": 1}, "fatal line in its log: FATAL the model is gone"),
         ({"exit": 0}, "the service ended (inactive"),
         ({"exit": 3}, "crash loop: 3 restarts"),
     ],

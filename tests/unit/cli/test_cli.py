@@ -1,0 +1,162 @@
+"""The command line as a user types it, where no host is needed: refusals, exit codes, JSON, laziness."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ddtree_ops.cli.fleet import worst
+from ddtree_ops.cli.logs import new_lines
+from ddtree_ops.model import init_workspace
+
+COMMANDS = [
+    "init",
+    "demo",
+    "hosts",
+    "build",
+    "render",
+    "plan",
+    "deploy",
+    "rollback",
+    "status",
+    "logs",
+    "verify-exactness",
+    "snapshot",
+    "history",
+    "stop",
+    "start",
+    "restart",
+    "recover",
+    "unlock",
+]
+
+
+def ddtree(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("DDTREE_WORKSPACE", None)
+    return subprocess.run(
+        [sys.executable, "-m", "ddtree_ops.cli", *words],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    init_workspace(tmp_path)
+    return tmp_path
+
+
+def test_help_names_every_command(tmp_path: Path) -> None:
+    shown = ddtree(tmp_path, "--help")
+    assert shown.returncode == 0
+    for name in COMMANDS:
+        assert f" {name} " in shown.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(tmp_path: Path, name: str) -> None:
+    assert ddtree(tmp_path, name, "--help").returncode == 0
+
+
+def test_outside_a_workspace_nothing_is_contacted(tmp_path: Path) -> None:
+    refused = ddtree(tmp_path, "plan")
+    assert refused.returncode == 2
+    assert "inventories" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_errors_are_one_json_document(tmp_path: Path) -> None:
+    refused = ddtree(tmp_path, "status", "--json")
+    assert refused.returncode == 2
+    assert json.loads(refused.stdout)["error"]["exit_code"] == 2
+
+
+def test_an_unknown_host_is_named_with_the_known_ones(workspace: Path) -> None:
+    refused = ddtree(workspace, "plan", "--host", "ct20")
+    assert refused.returncode == 2
+    assert "ct200" in refused.stderr
+
+
+def test_a_bad_inventory_is_refused_with_its_line(workspace: Path) -> None:
+    file = workspace / "inventories" / "ct200.yaml"
+    file.write_text(file.read_text().replace("port: 30000", "prot: 30000"))
+    refused = ddtree(workspace, "plan", "--host", "ct200")
+    assert refused.returncode == 2
+    assert "ct200.yaml:" in refused.stderr and "prot" in refused.stderr and "'port'" in refused.stderr
+
+
+def test_a_host_without_a_key_is_never_contacted(workspace: Path) -> None:
+    """The packaged ct200 has no host key: TEST-NET address, so a try to connect would hang instead."""
+    file = workspace / "inventories" / "ct200.yaml"
+    inventory = yaml.safe_load(file.read_text())
+    service = inventory["services"]["sglang-k26-ddtree"]
+    service.update(base="tiny", gpus=[])
+    inventory["address"] = "127.0.0.1"
+    inventory["port"] = 1
+    file.write_text(yaml.safe_dump(inventory))
+    refused = ddtree(workspace, "plan", "--host", "ct200")
+    assert refused.returncode == 6
+    assert "Traceback" not in refused.stderr
+
+
+def test_render_shows_the_unit_of_ct200(workspace: Path) -> None:
+    shown = ddtree(workspace, "render", "--host", "ct200", "--json")
+    assert shown.returncode == 0, shown.stderr
+    files = json.loads(shown.stdout)["hosts"][0]["files"]
+    assert "--speculative-ddtree-budget" in files["unit"] and "DeviceAllow=char-nvidia*" in files["unit"]
+
+
+def test_without_a_terminal_a_change_needs_yes(workspace: Path) -> None:
+    refused = ddtree(workspace, "stop", "--host", "local")
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+
+
+def test_the_worst_exit_code_wins() -> None:
+    order = [9, 5, 4, 8, 1, 7, 6, 3, 0]
+    for better, other in itertools.combinations(order, 2):
+        assert worst([other, better]) == better
+    assert worst([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        (["a", "b"], ["a", "b"], []),
+        (["a", "b"], ["b", "c"], ["c"]),
+        (["a", "a"], ["a", "a", "a"], ["a"]),
+        (["a"], ["x", "y"], ["x", "y"]),
+        ([], ["x"], ["x"]),
+    ],
+)
+def test_following_a_log_shows_each_line_once(before: list[str], now: list[str], new: list[str]) -> None:
+    assert new_lines(before, now) == new
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from ddtree_ops.cli import main\n"
+        "sys.argv = ['ddtree', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'fabric', 'paramiko', 'jinja2', 'yaml', 'torch', 'httpx'} & set(sys.modules)\n"
+        "sys.stderr.write(','.join(sorted(heavy)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stderr == ""
