@@ -282,6 +282,12 @@ def safe_json(value: Any, known: tuple[str, ...] = ()) -> Any:
 # ---------------------------------------------------------------- processes and ports
 
 
+def glibc() -> str:
+    with contextlib.suppress(ValueError, OSError):
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").replace("glibc ", "")
+    return ""
+
+
 def start_ticks(pid: int) -> int | None:
     """When the process started, in clock ticks since boot (proc(5), field 22); None when it is gone or a zombie."""
     try:
@@ -2082,12 +2088,6 @@ def erase(tree: Path) -> None:
 
 
 # ---------------------------------------------------------------- what a host says of itself
-
-
-def glibc() -> str:
-    with contextlib.suppress(ValueError, OSError):
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").replace("glibc ", "")
-    return ""
 
 
 def system_facts() -> JSON:
