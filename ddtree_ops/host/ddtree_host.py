@@ -37,6 +37,7 @@ import select
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -169,8 +170,9 @@ def remove(path: Path) -> None:
 def make_dir(path: Path, mode: int = 0o755) -> Path:
     if not path.is_dir():
         make_dir(path.parent)
-        path.mkdir(mode)
-        path.chmod(mode)
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            path.mkdir(mode)
+            path.chmod(mode)
         fsync_dir(path.parent)
     return path
 
@@ -240,7 +242,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u206
 SECRET_NAME = re.compile(r"(?i)(api_?key|_key$|^key$|secret|passw|credential|(^|_)token$|auth)")
 SECRET_PAIR = re.compile(  # every repetition is bounded: lines are hostile, and no line may cost quadratic time
     r"(?i)((?:api[_-]?key|password|passwd|secret|credential|(?:auth|access|hf|bearer)[_-]?token)[\w-]{0,40}"
-    r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!None\b|null\b|<redacted>)([^\s\"',)]{3,4000})"
+    r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!None\b|null\b|<redacted>|/(?:etc|run|opt|var|home|root|usr|srv|mnt)/)([^\s\"',)\\]{3,4000})"
 )
 SECRET_VALUE = re.compile(
     r"\b((?:sk|pk|rk)-[A-Za-z0-9_-]{12,400}|hf_[A-Za-z0-9]{12,400}|gh[pousr]_[A-Za-z0-9]{20,400}|AKIA[0-9A-Z]{16}"
@@ -268,7 +270,22 @@ def safe(text: str, known: tuple[str, ...] = (), cap: int = TEXT_CAP) -> str:
     return WORD.sub(lambda match: REDACTED if looks_random(match[0]) else match[0], text)
 
 
+def safe_json(value: Any, known: tuple[str, ...] = ()) -> Any:
+    """A JSON value with every text in it made `safe`."""
+    if isinstance(value, str):
+        return safe(value, known)
+    if isinstance(value, list):
+        return [safe_json(item, known) for item in value]
+    return {safe(key): safe_json(item, known) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 # ---------------------------------------------------------------- processes and ports
+
+
+def glibc() -> str:
+    with contextlib.suppress(ValueError, OSError):
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").replace("glibc ", "")
+    return ""
 
 
 def start_ticks(pid: int) -> int | None:
@@ -328,16 +345,31 @@ def port_owner(port: int, members: list[int]) -> JSON | None:
 
 
 def http_get(port: int, path: str, token: str | None = None, timeout: float = 5) -> tuple[int, bytes]:
-    """GET from loopback: no proxy, no redirect followed, the body capped. Raises OSError or HTTPException."""
-    import http.client  # slow to import, only needed while something runs
+    """GET from loopback as HTTP/1.0: no proxy, no redirect, the body capped, all of it within ``timeout``.
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
-        answer = connection.getresponse()
-        return answer.status, answer.read(8 << 20)
-    finally:
-        connection.close()
+    By hand, because a server that drips bytes must not keep the applier from its deadlines. Raises OSError, or
+    ValueError when the answer is not HTTP.
+    """
+    deadline, data = time.monotonic() + timeout, b""
+    key = f"Authorization: Bearer {token}\r\n" if token else ""
+    with socket.create_connection(("127.0.0.1", port), timeout) as sock:
+        sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n{key}\r\n".encode())
+        while True:
+            head, found, body = data.partition(b"\r\n\r\n")
+            length = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
+            if found and length and len(body) >= int(length[1]):
+                break
+            sock.settimeout(max(0.01, deadline - time.monotonic()))
+            chunk = sock.recv(1 << 16)
+            if time.monotonic() > deadline or len(data) > 8 << 20:
+                raise TimeoutError(f"no whole answer within {timeout:g} s and 8 MiB")
+            if not chunk:
+                break
+            data += chunk
+    status = re.match(rb"HTTP/1\.[01] (\d{3})\b", head)
+    if not status:
+        raise ValueError("the answer is not HTTP")
+    return int(status[1]), body
 
 
 def server_info(port: int, token: str | None, timeout: float = 5) -> JSON:
@@ -571,7 +603,7 @@ class Systemd(Supervisor):
     name = "systemd"
     PROPERTIES = (
         "LoadState,ActiveState,SubState,Result,MainPID,NRestarts,ActiveEnterTimestampMonotonic,UnitFileState,"
-        "FragmentPath,DropInPaths"
+        "FragmentPath,DropInPaths,ControlGroup"
     )
 
     @property
@@ -600,15 +632,17 @@ class Systemd(Supervisor):
             "enabled": got.get("UnitFileState") or None,
             "fragment": got.get("FragmentPath") or None,
             "dropin_paths": shlex.split(got.get("DropInPaths", "")),
+            "cgroup": got.get("ControlGroup") or None,
         }
 
     def members(self) -> list[int]:
+        own = self.show()["cgroup"] or f"/system.slice/{self.unit}"  # a container's unit of that name is not ours
         found = []
         for pid in pids():
-            for line in (read_bytes(Path(f"/proc/{pid}/cgroup")) or b"").decode(errors="replace").splitlines():
-                if self.unit in line.split("/") and start_ticks(pid) is not None:
-                    found.append(pid)
-                    break
+            groups = (read_bytes(Path(f"/proc/{pid}/cgroup")) or b"").decode(errors="replace").splitlines()
+            paths = [line.split(":", 2)[-1] for line in groups]
+            if any(path == own or path.startswith(f"{own}/") for path in paths) and start_ticks(pid) is not None:
+                found.append(pid)
         return found
 
     def _links(self) -> dict[str, str]:
@@ -728,10 +762,16 @@ class Systemd(Supervisor):
         properties = ["Type=exec", "KillMode=mixed", f"TimeoutStopSec={int(stop_s)}", "OOMPolicy=continue"]
         command = ["systemd-run", "--quiet", "--collect", f"--unit=ddtree-apply-{service.name}"]
         command += [f"--property={text}" for text in (*properties, "ExecStopPost=" + " ".join(after))]
-        done = run([*command, "--", *argv])
-        if done.returncode != 0:
-            kind = "locked" if "already" in done.stderr else "failed"
-            raise HostError(kind, f"systemd-run: {safe(done.stderr.strip())}")
+        deadline = time.monotonic() + 5
+        while True:
+            done = run([*command, "--", *argv])
+            if done.returncode == 0:
+                return
+            if "already" not in done.stderr:
+                raise HostError("failed", f"systemd-run: {safe(done.stderr.strip())}")
+            if time.monotonic() > deadline:
+                raise HostError("locked", f"ddtree-apply-{service.name} still runs")
+            time.sleep(0.2)  # the last applier's unit goes away just after its lock
 
 
 class Process(Supervisor):
@@ -771,6 +811,7 @@ class Process(Supervisor):
             "enabled": None,
             "fragment": str(self.service.unit_path) if self.service.unit_path.exists() else None,
             "dropin_paths": [],
+            "cgroup": None,
         }
 
     def members(self) -> list[int]:
@@ -1051,6 +1092,7 @@ class Service:
         pairs += [(key, str(value)) for key, value in spec.items()] if isinstance(spec, dict) else []
         values = {value for key, value in pairs if SECRET_NAME.search(key)}
         values |= {value for _, value in self.credentials(unit)}
+        values |= {json.dumps(value)[1:-1] for value in values}  # as they stand in JSON texts
         return tuple(sorted((value for value in values if len(value) >= 4), key=len, reverse=True))
 
     def credentials(self, unit: str) -> list[tuple[str, str]]:
@@ -1995,7 +2037,7 @@ def build_release(
         copy_blob(blob_path(root, sha), target, sha, mode)
     own = str(temp / "venv" / "bin" / "python")
     compiling = ["-q", "-j", "0", "--invalidation-mode", "unchecked-hash", "-s", str(temp), "-p", str(final)]
-    done = run([own, "-I", "-m", "compileall", *compiling, str(packages)], timeout=1200)
+    done = run([python, "-I", "-m", "compileall", *compiling, str(packages)], timeout=1200)
     if "No space left" in done.stdout + done.stderr:
         raise HostError("disk-full", "no space left while compiling the release")
     if smoke:
@@ -2048,12 +2090,6 @@ def erase(tree: Path) -> None:
 # ---------------------------------------------------------------- what a host says of itself
 
 
-def glibc() -> str:
-    with contextlib.suppress(ValueError, OSError):
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").replace("glibc ", "")
-    return ""
-
-
 def system_facts() -> JSON:
     version = run(["systemctl", "--version"]).stdout.split("\n")[0].split()
     return {
@@ -2103,20 +2139,13 @@ def generation_facts(service: Service, n: int | None) -> JSON | None:
     if n is None:
         return None
     base = service.generation(n)
-    files = {path.name: digest(read_bytes(path, 8 << 20)) for path in sorted(base.iterdir()) if path.is_file()}
-    return {"n": n, "meta": service.meta(n), "files": files}
+    found = {path.name: digest(read_bytes(path, 8 << 20)) for path in sorted(base.iterdir()) if path.is_file()}
+    return {"n": n, "meta": service.meta(n), "files": {name: sha for name, sha in found.items() if sha is not None}}
 
 
 def journal_tail(service: Service, limit: int = 20) -> list[JSON]:
-    return [
-        json.loads(safe(json.dumps(entry), cap=32768)[:32768])
-        for entry in service.journal.entries()[-limit:]
-        if small(entry)
-    ]
-
-
-def small(entry: JSON) -> bool:
-    return len(json.dumps(entry)) < 32768
+    entries = service.journal.entries()[-limit:]
+    return [safe_json(entry) for entry in entries if len(json.dumps(entry)) < LOG_CAP]
 
 
 def identity(path: Path) -> JSON:
@@ -2248,15 +2277,18 @@ def collect(service: Service, request: JSON) -> JSON:
                 "files": len(found.get("files", [])),
             }
     port = ((meta or {}).get("health") or {}).get("port") or request.get("port")
+    unit, cards = unit_facts(service, show), gpus()
     told = arguments(service, integer(port, "port", 1, 65535), n, 5) if port and show["state"] == "active" else None
     return {
-        "unit": unit_facts(service, show),
-        "env": safe("\n".join(hidden), known),
+        "unit": unit,
+        "dropins": unit["dropin_texts"],
+        "env": safe("\n".join(hidden), known) if hidden else None,
         "state": {"confirmed": n, "pending": state["pending"]},
         "generation": generation_facts(service, n),
         "manifest": manifest,
         "server_info": told,
-        "gpus": gpus(),
+        "gpus": cards,
+        "driver": cards[0]["driver_version"] if cards else None,
         "verdict": read_json(base / "verdict.json") if n is not None else None,
         "system": system_facts(),
     }

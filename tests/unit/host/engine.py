@@ -31,8 +31,12 @@ class Handler(BaseHTTPRequestHandler):
             code = 200 if "sick" not in given and time.monotonic() - started > float(given.get("load", "0")) else 503
         elif self.path == "/server_info":
             code, body = 200, json.dumps({"who": given.get("who"), **json.loads(given.get("info", "{}"))}).encode()
-        elif self.path == "/die":
-            os._exit(9)
+        if "drip" in given:  # an answer that never ends
+            self.send_response(200)
+            self.end_headers()
+            while True:
+                self.wfile.write(b".")
+                time.sleep(0.2)
         self.send_response(code)
         self.end_headers()
         self.wfile.write(body)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -65,12 +66,11 @@ def test_deploy_confirms_and_a_second_one_replaces_it(box: Box) -> None:
         ({"exit": 3}, "crash loop: 3 restarts"),
     ],
 )
-def test_a_bad_engine_gives_way_to_the_one_before(box: Box, engine: dict[str, str], reason: str) -> None:
+def test_a_bad_engine_gives_way_to_the_one_before(box: Box, engine: dict[str, Any], reason: str) -> None:
     box.deploy("txn-1")
-    plan = {"health": {"port": box.port, "timeout_s": 3, "expect": {"tp_size": 2}, "fatal": ["^FATAL"]}}
-    if engine.get("exit") == 3:
-        plan["health"]["timeout_s"] = 20
-    end = box.deploy("txn-2", engine=engine, **plan)
+    limit = 3 if "sick" in engine else 20
+    health = {"port": box.port, "timeout_s": limit, "expect": {"tp_size": 2}, "fatal": ["^FATAL"]}
+    end = box.deploy("txn-2", engine=engine, health=health)
     assert end["event"] == "recovered"
     assert reason in end["reason"]
     assert end["downtime_s"] > 0
@@ -138,6 +138,14 @@ def test_the_hard_deadline_ends_a_deploy_without_a_verdict(box: Box) -> None:
     box.call("apply", plan=box.plan("txn-1", health=health, stop_timeout_s=1, gate_timeout_s=1))
     assert "no verdict within 4 s" in box.end("txn-1")["reason"]
     stands_on(box, None, None)
+
+
+def test_a_server_that_drips_bytes_does_not_hold_up_the_limits(box: Box) -> None:
+    health = {"port": box.port, "timeout_s": 3, "expect": {}, "fatal": []}
+    began = time.monotonic()
+    end = box.deploy("txn-1", engine={"drip": 1}, health=health)
+    assert "TimeoutError" in end["reason"]
+    assert time.monotonic() - began < 20
 
 
 def test_unlock_ends_a_live_deploy(box: Box) -> None:

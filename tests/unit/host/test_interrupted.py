@@ -20,7 +20,8 @@ MOMENTS = [f"{step} {event}" for step in STEPS for event in ("begin", "done")]
 
 def kill_at(box: Box, txn: str, moment: str) -> None:
     """SIGKILL the applier as soon as its journal shows that entry."""
-    box.wait(txn, *moment.split())
+    step, event = moment.split()
+    box.wait(txn, step, event)
     holder = json.loads((box.dir / "lock").read_text() or "{}")
     if holder.get("txn") == txn:
         os.kill(holder["pid"], signal.SIGKILL)
@@ -119,9 +120,9 @@ def test_a_damaged_state_is_stuck_and_touches_nothing(box: Box) -> None:
     box.deploy("txn-1")
     path = box.dir / "state.json"
     path.write_text(path.read_text()[:-9])
-    for act in (lambda: box.call("recover", reason="x"), box.probe):
+    for verb in ("recover", "probe"):
         with pytest.raises(Refused) as stuck:
-            act()
+            box.call(verb)
         assert stuck.value.kind == "stuck"
     assert box.who() == "txn-1"
 
