@@ -54,7 +54,7 @@ def test_a_wheel_makes_a_workspace_and_renders(wheel: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "path",
     [
-        "host/ddtree_host.py",
+        "host/agent/recovery.py",
         "exactness/data/prompts-v1.json",
         "release/locks/reference-cp311.txt",
         "engine/pair/target/model.safetensors",

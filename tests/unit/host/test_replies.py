@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
-import runpy
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ddtree_ops.host
-from ddtree_ops.host import sha256, source
+from ddtree_ops.host import PARTS, sha256, source
+from ddtree_ops.host.agent import base
+from ddtree_ops.host.agent.base import safe
 
 from .box import Box, Refused
-
-AGENT = runpy.run_path(str(Path(ddtree_ops.host.__file__).with_name("ddtree_host.py")))
-SAFE = AGENT["safe"]
 
 
 def test_the_source_is_the_file_and_its_hash_what_the_host_tells(box: Box) -> None:
@@ -26,6 +25,16 @@ def test_the_source_is_the_file_and_its_hash_what_the_host_tells(box: Box) -> No
     assert box.agent.stat().st_mode & 0o777 == 0o755
     assert box.probe()["agent_sha256"] == sha256()
     assert box.bootstrap()["changed"] == []
+
+
+def test_the_parts_make_one_file_without_imports_of_ours() -> None:
+    tree = ast.parse(source(), feature_version=(3, 9))
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    roots = {(node.module or "") if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imports}
+    assert {root.partition(".")[0] for root in roots} <= sys.stdlib_module_names
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in imports)
+    files = {path.stem for path in Path(base.__file__).parent.glob("*.py")}
+    assert files == {"__init__", *PARTS}
 
 
 @pytest.mark.parametrize(
@@ -45,12 +54,12 @@ def test_the_source_is_the_file_and_its_hash_what_the_host_tells(box: Box) -> No
     ],
 )  # fmt: skip
 def test_texts_are_made_safe(text: str, left: str) -> None:
-    assert SAFE(text) == left
+    assert safe(text) == left
 
 
 @given(st.text(max_size=300), st.text(alphabet="abcXYZ0123456789-_", min_size=8, max_size=40))
 def test_no_known_secret_and_no_control_character_is_left(text: str, secret: str) -> None:
-    said = SAFE(text + secret + text, (secret,))
+    said = safe(text + secret + text, (secret,))
     assert secret not in said.replace("<redacted>", "\n") or secret in text.replace(secret, "")
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in said)
 
@@ -61,7 +70,7 @@ def test_no_known_secret_and_no_control_character_is_left(text: str, secret: str
 def test_hostile_lines_cost_little(unit: str) -> None:
     began = time.monotonic()
     for _ in range(20):
-        SAFE(unit * 2000)
+        safe(unit * 2000)
     assert time.monotonic() - began < 4
 
 

@@ -1,0 +1,291 @@
+"""What a host says of itself. Nothing here writes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import pwd
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .base import (
+    JSON,
+    LOG_CAP,
+    REDACTED,
+    RELEASE,
+    SECRET_NAME,
+    TEXT_CAP,
+    HostError,
+    absolute,
+    digest,
+    integer,
+    member,
+    named,
+    read_bytes,
+    read_json,
+    run,
+    safe,
+    safe_json,
+)
+from .releases import installed
+from .service import Service
+from .system import glibc, port_owner, server_info
+
+if TYPE_CHECKING:
+    pass
+
+
+def system_facts() -> JSON:
+    version = run(["systemctl", "--version"]).stdout.split("\n")[0].split()
+    return {
+        "hostname": platform.node(),
+        "user": pwd.getpwuid(os.geteuid()).pw_name,
+        "uid": os.geteuid(),
+        "python": platform.python_version(),
+        "glibc": glibc(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "systemd": version[1] if len(version) > 1 else None,
+        "time": time.time(),
+        "pid1": (read_bytes(Path("/proc/1/comm")) or b"").decode(errors="replace").strip(),
+    }
+
+
+def dropin_hashes(service: Service) -> dict[str, str]:
+    """{path: sha256} of every drop-in systemd applies, and of those in unit_dir it has not loaded yet."""
+    paths = {*service.sup.show()["dropin_paths"], *map(str, service.dropin_dir.glob("*.conf"))}
+    if service.sup.name == "process":
+        return {}
+    found = {path: digest(read_bytes(Path(path))) for path in sorted(paths)}
+    return {path: sha for path, sha in found.items() if sha is not None}
+
+
+def unit_facts(service: Service, show: JSON) -> JSON:
+    form = service.sup.now()
+    known = service.secret_values(service.state()["confirmed"])
+    dropins = dropin_hashes(service)
+    texts = {path: safe((read_bytes(Path(path)) or b"").decode(errors="replace"), known) for path in dropins}
+    shown = form.data if form.kind == "file" else read_bytes(Path(show["fragment"])) if show["fragment"] else None
+    return {
+        "path": str(service.unit_path),
+        "kind": form.kind,
+        "sha256": digest(form.data) if form.kind == "file" else None,
+        "text": None if shown is None else safe(shown.decode(errors="replace"), known),
+        "dropins": dropins,
+        "dropin_texts": texts,
+        "links": dict(form.links),
+        "enabled": show["enabled"],
+        "masked": form.masked or show["load"] == "masked",
+        "fragment": show["fragment"],
+    }
+
+
+def generation_facts(service: Service, n: int | None) -> JSON | None:
+    if n is None:
+        return None
+    base = service.generation(n)
+    found = {path.name: digest(read_bytes(path, 8 << 20)) for path in sorted(base.iterdir()) if path.is_file()}
+    return {"n": n, "meta": service.meta(n), "files": {name: sha for name, sha in found.items() if sha is not None}}
+
+
+def journal_tail(service: Service, limit: int = 20) -> list[JSON]:
+    entries = service.journal.entries()[-limit:]
+    return [safe_json(entry) for entry in entries if len(json.dumps(entry)) < LOG_CAP]
+
+
+def identity(path: Path) -> JSON:
+    """What identifies weights without reading them: the config, the tensors' headers, the shards' sizes."""
+    shards, headers = [], hashlib.sha256()
+    for shard in sorted(path.glob("*.safetensors")):
+        with shard.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            headers.update(shard.name.encode() + file.read(min(length, 64 << 20)))
+        shards.append([shard.name, shard.stat().st_size])
+    return {
+        "config_sha256": digest(read_bytes(path / "config.json", 8 << 20)),
+        "headers_sha256": headers.hexdigest(),
+        "shards": shards,
+    }
+
+
+def models_facts(paths: list[Any]) -> JSON:
+    found = {}
+    for given in paths[:16]:
+        path = absolute(given, "model_paths")
+        found[given] = {"present": path.is_dir(), "identity": identity(path) if path.is_dir() else None}
+    return found
+
+
+ARGUMENTS = frozenset(
+    """model_path tokenizer_path served_model_name dtype quantization kv_cache_dtype context_length mem_fraction_static
+    max_running_requests max_total_tokens max_total_num_tokens chunked_prefill_size max_prefill_tokens schedule_policy
+    page_size tp_size pp_size dp_size ep_size nnodes device load_format host port random_seed version
+    attention_backend prefill_attention_backend decode_attention_backend sampling_backend grammar_backend
+    moe_runner_backend moe_a2a_backend mm_attention_backend speculative_algorithm speculative_draft_model_path
+    speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens speculative_ddtree_budget
+    speculative_ddtree_topk speculative_dflash_block_size speculative_attention_mode disable_cuda_graph
+    cuda_graph_bs cuda_graph_max_bs disable_radix_cache disable_overlap_schedule disable_custom_all_reduce
+    enable_nccl_nvls enable_torch_compile enable_deterministic_inference enable_metrics skip_tokenizer_init
+    trust_remote_code reasoning_parser tool_call_parser stream_interval watchdog_timeout numa_node engine block_size
+    avg_spec_accept_length""".split()  # noqa: SIM905
+)
+
+
+def arguments(service: Service, port: int, n: int | None, timeout: float = 2) -> JSON | None:
+    """The running server's resolved arguments, by allow-list, secrets removed by value; None when it does not tell."""
+    try:
+        info = server_info(port, service.api_key(n), timeout)
+    except HostError:
+        return None
+    inner = info.get("internal_states")
+    if isinstance(inner, list) and inner and isinstance(inner[0], dict):
+        info = {**info, "avg_spec_accept_length": inner[0].get("avg_spec_accept_length")}
+    known, kept = service.secret_values(n), {}
+    for key in sorted(ARGUMENTS & set(info)):
+        text = json.dumps(info[key])
+        kept[key] = info[key] if len(text) < 4096 and safe(text, known) == text else REDACTED
+    return kept
+
+
+def gpus() -> list[JSON]:
+    """Name, driver and memory of each GPU as nvidia-smi tells; empty where there is none."""
+    done = run(
+        ["nvidia-smi", "--query-gpu=index,name,driver_version,memory.total,memory.used", "--format=csv,noheader"], 20
+    )
+    keys = ("index", "name", "driver_version", "memory_total", "memory_used")
+    rows = [safe(line).split(", ") for line in done.stdout.splitlines()[:64]] if done.returncode == 0 else []
+    return [dict(zip(keys, row)) for row in rows if len(row) == len(keys)]  # noqa: B905 (strict= is 3.10)
+
+
+def status(service: Service, request: JSON) -> JSON:
+    """What runs, what is confirmed, what is unfinished, who holds the lock. Writes nothing, works without root."""
+    state, show = service.state(), service.sup.show()
+    confirmed = state["confirmed"]
+    generation = None
+    with contextlib.suppress(HostError):
+        generation = generation_facts(service, confirmed)
+    port = (((generation or {}).get("meta") or {}).get("health") or {}).get("port") or request.get("port")
+    port = integer(request.get("port", port), "port", 1, 65535) if port is not None else None
+    active = show["state"] == "active"
+    verdict = None if confirmed is None else read_json(service.generation(confirmed) / "verdict.json")
+    return {
+        "state": {"confirmed": confirmed, "pending": state["pending"]},
+        "journal_tail": journal_tail(service),
+        "unfinished": (state["pending"] or {}).get("txn"),
+        "lock": service.holder(),
+        "generation": generation,
+        "active": {key: show[key] for key in ("state", "sub", "pid", "since_unix", "restarts", "result")},
+        "port_owner": port_owner(port, service.sup.members()) if port is not None else None,
+        "verdict": verdict,
+        "server_info": arguments(service, port, confirmed) if active and port is not None else None,
+    }
+
+
+def probe(service: Service, request: JSON) -> JSON:
+    """All a plan needs, in one reply. Writes nothing, works without root with less detail."""
+    release = request.get("release")
+    root = service.root
+    there = next(path for path in (root, *root.parents) if path.exists())
+    return {
+        "system": system_facts(),
+        "agent_sha256": digest(read_bytes(service.agent, 8 << 20)),
+        "disk_free": shutil.disk_usage(there).free,
+        "release_installed": release is not None and installed(root, named(RELEASE, release, "release")),
+        **status(service, request),
+        "next_generation": service.next_generation(),
+        "adopt_generation": service.adopt_generation(),
+        "drift": service.drift(),
+        "unit": unit_facts(service, service.sup.show()),
+        "models": models_facts(member(request, "model_paths", list, [])),
+    }
+
+
+def collect(service: Service, request: JSON) -> JSON:
+    """What a snapshot keeps: texts with secrets removed, and the resolved arguments by allow-list."""
+    state, show = service.state(), service.sup.show()
+    n = state["confirmed"]
+    known, base = service.secret_values(n), service.generation(n or 0)
+    lines = (read_bytes(base / "env") or b"").decode(errors="replace").splitlines() if n is not None else []
+    hidden = [
+        f"{key}={REDACTED}" if SECRET_NAME.search(key) else f"{key}{eq}{value}"
+        for key, eq, value in (line.partition("=") for line in lines)
+    ]
+    meta = service.meta(n) if n is not None else None
+    manifest = None
+    if meta and meta.get("release"):
+        found = read_json(
+            service.root / "releases" / named(RELEASE, meta["release"], "release") / "manifest.json", 256 << 20
+        )
+        if found is not None:
+            manifest = {
+                **{key: value for key, value in found.items() if key != "files"},
+                "files": len(found.get("files", [])),
+            }
+    port = ((meta or {}).get("health") or {}).get("port") or request.get("port")
+    unit, cards = unit_facts(service, show), gpus()
+    told = arguments(service, integer(port, "port", 1, 65535), n, 5) if port and show["state"] == "active" else None
+    return {
+        "unit": unit,
+        "dropins": unit["dropin_texts"],
+        "env": safe("\n".join(hidden), known) if hidden else None,
+        "state": {"confirmed": n, "pending": state["pending"]},
+        "generation": generation_facts(service, n),
+        "manifest": manifest,
+        "server_info": told,
+        "gpus": cards,
+        "driver": cards[0]["driver_version"] if cards else None,
+        "verdict": read_json(base / "verdict.json") if n is not None else None,
+        "system": system_facts(),
+    }
+
+
+def history(service: Service, request: JSON) -> JSON:
+    """Transactions, newest first, and all generations, each with whether it was ever confirmed."""
+    limit = integer(request.get("limit", 50), "limit", 1, 1000)
+    found: dict[str, JSON] = {}
+    for entry in service.journal.entries():
+        txn = str(entry.get("txn"))
+        row = found.setdefault(txn, {"txn": txn, "t": entry.get("t"), "end": None})
+        if (entry.get("step"), entry.get("event")) == ("accept", "begin"):
+            row.update({key: entry.get(key) for key in ("who", "client", "action", "from", "target", "release")})
+        elif entry.get("step") == "end":
+            row.update(
+                end=entry.get("event"), **{key: entry.get(key) for key in ("generation", "reason", "downtime_s")}
+            )
+        elif entry.get("event") == "note":
+            row.update(note=entry.get("step"), reason=entry.get("reason"))
+    confirmed = {row.get("generation") for row in found.values() if row["end"] == "confirmed"}
+    generations = []
+    for n in service.generations():
+        meta = read_json(service.generation(n) / "generation.json") or {}
+        row = {key: meta.get(key) for key in ("created", "release", "txn", "who", "workspace_commit")}
+        adopted = meta.get("adopted") is not None
+        generations.append({"n": n, "confirmed": n in confirmed or adopted, "adopted": adopted, **row})
+    return {"history": list(found.values())[::-1][:limit], "generations": generations}
+
+
+def generation(service: Service, request: JSON) -> JSON:
+    """One generation: its meta and its texts, without the environment's secrets."""
+    n = integer(request.get("n"), "n")
+    meta, base, known = service.meta(n), service.generation(n), service.secret_values(n)
+    texts = {
+        path.name: read_bytes(path) or b""
+        for path in base.iterdir()
+        if path.is_file() and path.name != "generation.json"
+    }
+    return {
+        "n": n,
+        "meta": meta,
+        "files": {name: safe(text.decode(errors="replace"), known) for name, text in texts.items()},
+    }
+
+
+def logs(service: Service, request: JSON) -> JSON:
+    lines = service.sup.log_tail(integer(request.get("lines", 100), "lines", 1, 5000))
+    known = service.secret_values(service.state()["confirmed"])
+    return {"lines": safe("\n".join(lines)[-4 * TEXT_CAP :], known, 4 * TEXT_CAP).splitlines()}

@@ -1,0 +1,232 @@
+"""The verbs that change something, and follow."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pwd
+import secrets
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+from .applier import check_plan
+from .base import (
+    JSON,
+    TXN,
+    USER,
+    HostError,
+    digest,
+    fsync_dir,
+    make_dir,
+    member,
+    named,
+    number,
+    read_bytes,
+    read_json,
+    run,
+    safe,
+    write_file,
+    write_json,
+)
+from .recovery import recover
+from .service import Service
+from .system import start_ticks
+
+RECOVER_UNIT = """\
+[Unit]
+Description=Finish or undo an interrupted deploy of %i before it starts (ddtree)
+RequiresMountsFor={root}
+Before=%i.service
+ConditionPathExists={root}/services/%i/state.json
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={python} -I {root}/bin/ddtree-host recover --boot --root {root} --service %i
+TimeoutStartSec=300
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def bootstrap(service: Service, request: JSON) -> JSON:
+    """Write bin/ddtree-host, the directories, and as root under systemd the user and the boot one-shot."""
+    source = base64.b64decode(member(request, "source_b64", str), validate=True)
+    compile(source, "ddtree-host", "exec")
+    changed = []
+    root = service.root
+    for path, mode in (
+        (root / "bin", 0o755),
+        (root / "releases", 0o755),
+        (root / "services", 0o755),
+        (root / "store", 0o700),
+    ):
+        make_dir(path, mode)
+    if service.sup.name == "systemd" and os.geteuid() == 0:
+        try:
+            pwd.getpwnam(USER)
+        except KeyError:
+            shell = next((path for path in ("/usr/sbin/nologin", "/sbin/nologin") if Path(path).exists()), "/bin/false")
+            done = run(["useradd", "--system", "--user-group", "--no-create-home", "--shell", shell, USER])
+            if done.returncode != 0:
+                raise HostError("failed", f"useradd: {safe(done.stderr.strip())}") from None
+            changed.append("user")
+        text = RECOVER_UNIT.format(root=root, python=sys.executable).encode()
+        unit = service.unit_dir / "ddtree-recover@.service"
+        if read_bytes(unit) != text:
+            write_file(unit, text)
+            run(["systemctl", "daemon-reload"], 90)
+            changed.append(unit.name)
+    if read_bytes(service.agent, 8 << 20) != source:
+        write_file(service.agent, source, 0o755)
+        changed.append("bin/ddtree-host")
+    return {"changed": changed, "agent_sha256": digest(source)}
+
+
+def apply(service: Service, request: JSON) -> JSON:
+    """Check the sealed plan, start the applier detached, answer once it holds the lock and accepted the plan."""
+    plan = member(request, "plan", dict)
+    txn = named(TXN, plan.get("txn"), "txn")
+    holder = service.holder()
+    if holder and holder["alive"]:
+        raise HostError(
+            "locked", f"{service.name} is locked by {safe(str(holder['who']))} (txn {holder['txn']})", lock=holder
+        )
+    if service.dir.is_dir():
+        service.close_journal()
+    check_plan(service, plan)
+    if plan.get("supervisor") != service.sup.name or plan.get("unit_dir") not in (None, str(service.unit_dir)):
+        raise HostError("usage", "the plan is of another supervisor or unit_dir")
+    directory = service.txn_dir(txn)
+    if directory.exists():
+        raise HostError("refused", f"transaction {txn} exists already")
+    make_dir(directory, 0o700)
+    write_json(directory / "plan.json", plan, 0o600)
+    argv = [
+        *service.agent_argv("run"),
+        "--txn",
+        txn,
+        "--supervisor",
+        service.sup.name,
+        "--unit-dir",
+        str(service.unit_dir),
+    ]
+    load = float((plan.get("health") or {}).get("timeout_s") or 120)
+    service.sup.spawn(argv, txn, stop_s=float(plan["stop_timeout_s"]) + load + 120)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        refused = read_json(directory / "refused.json")
+        if refused is not None:
+            raise HostError(refused["kind"], refused["message"])
+        if any(e.get("step") == "accept" and e.get("event") == "done" for e in service.journal.entries(txn)):
+            return {"txn": txn}
+        time.sleep(0.05)
+    raise HostError("failed", "the applier did not start; nothing was changed by it so far (see history)")
+
+
+def verdict(service: Service, request: JSON) -> JSON:
+    """Leave the client's verdict for the applier; the first one counts. Whether it came in time, the journal says."""
+    txn, given = named(TXN, request.get("txn"), "txn"), member(request, "verdict", dict)
+    if not isinstance(given.get("passed"), bool):
+        raise HostError("usage", "verdict.passed is neither true nor false")
+    if (service.state()["pending"] or {}).get("txn") != txn:
+        raise HostError("refused", f"transaction {txn} is not in progress")
+    directory = service.txn_dir(txn)
+    temp = directory / f".verdict.{secrets.token_hex(4)}"
+    write_json(temp, given)
+    try:
+        os.link(temp, directory / "verdict.json")
+    except FileExistsError:
+        raise HostError("refused", f"transaction {txn} has its verdict already") from None
+    finally:
+        temp.unlink()
+    fsync_dir(directory)
+    return {"txn": txn}
+
+
+def recover_verb(service: Service, request: JSON) -> JSON:
+    """`recover`, for the client and the command line. Survives the client: SIGHUP and SIGTERM are ignored."""
+    reason, boot = safe(member(request, "reason", str, "asked for"), cap=500), member(request, "boot", bool, False)
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    if not service.dir.is_dir():
+        return {"result": "nothing", "generation": None}
+    with service.lock(f"recover-{os.getpid()}", str(request.get("who", "")), str(request.get("client", ""))):
+        return recover(service, reason, boot)
+
+
+def power(service: Service, request: JSON) -> JSON:
+    """stop, start, restart by an operator: under the lock, journaled."""
+    verb, state = request["verb"], service.state()
+    if state["confirmed"] is None:
+        raise HostError("refused", f"{service.name} was never deployed here")
+    who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
+    timeout = number(request.get("timeout_s", 60), "timeout_s", 1, 3600)
+    txn = f"{verb}-{int(time.time())}-{secrets.token_hex(2)}"
+    with service.lock(txn, who, client):
+        if service.state()["pending"] is not None:
+            raise HostError("refused", "a deploy is unfinished; recover it first")
+        if verb in ("stop", "restart"):
+            service.sup.halt(timeout)
+        if verb in ("start", "restart"):
+            service.sup.start(timeout)
+        service.log(txn, verb, "note", who=who, client=client, reason=safe(str(request.get("reason", "")), cap=500))
+    show = service.sup.show()
+    return {"active": {key: show[key] for key in ("state", "sub", "pid", "since_unix", "restarts", "result")}}
+
+
+def unlock(service: Service, request: JSON) -> JSON:
+    """Tell a live applier to stop: it recovers and ends. ``released``: whether it did so within ``wait_s``."""
+    reason, holder = safe(member(request, "reason", str), cap=500), service.holder()
+    if holder is None or not holder["alive"]:
+        return {"released": True, "was": None, "unfinished": (service.state()["pending"] or {}).get("txn")}
+    pid, txn = holder.get("pid"), holder.get("txn")
+    if not isinstance(pid, int) or start_ticks(pid) != holder.get("start"):
+        raise HostError(
+            "failed",
+            "the lock is held by a process that did not say who it is; see: fuser -v " + str(service.dir / "lock"),
+        )
+    if TXN.fullmatch(str(txn)) and service.txn_dir(str(txn)).is_dir():
+        with contextlib.suppress(OSError):  # on a full disk the applier ends without the reason
+            write_json(service.txn_dir(str(txn)) / "unlock.json", {"reason": f"unlocked: {reason}"})
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + number(request.get("wait_s", 30), "wait_s", 0, 3600)
+    while (now := service.holder()) and now["alive"] and now.get("pid") == pid and time.monotonic() < deadline:
+        time.sleep(0.2)
+    still = bool(now and now["alive"] and now.get("pid") == pid)
+    return {"released": not still, "was": holder, "unfinished": (service.state()["pending"] or {}).get("txn")}
+
+
+def follow(service: Service, txn: str, offset: int) -> int:
+    """Print the transaction's journal lines from the ``offset``-th on, as they come, up to a terminal one.
+
+    A byte on stdin renews the lease. When the applier is gone without an end, a last line says so ("gone") and the
+    status is 3: `recover` is what comes next.
+    """
+    lease, seen, beats, lonely = service.txn_dir(txn) / "lease", offset, 0, 0.0
+    listen = True
+    while True:
+        entries = service.journal.entries(txn)
+        for entry in entries[seen:]:
+            print(json.dumps(entry), flush=True)
+        seen = max(seen, len(entries))
+        if entries and entries[-1].get("step") == "end":
+            return 0
+        holder = service.holder()
+        lonely = 0.0 if holder and holder["alive"] else lonely or time.monotonic()
+        if lonely and time.monotonic() - lonely > 5:
+            print(json.dumps({"t": time.time(), "txn": txn, "step": "follow", "event": "gone"}), flush=True)
+            return 3
+        if not listen:
+            time.sleep(0.2)
+        elif select.select([0], [], [], 0.2)[0]:
+            listen = bool(os.read(0, 4096))
+            if listen:
+                beats += 1
+                lease.write_text(f"{os.getpid()}-{beats}\n")
