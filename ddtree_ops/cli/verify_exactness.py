@@ -21,6 +21,14 @@ def verify_exactness(
     prompts: Annotated[
         Path | None, typer.Option("--prompts", help="A file of prompts instead of the packaged set.")
     ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--method",
+            help="self-score or replay; several times for several. Default: self-score, or replay where the server "
+            "refuses logprobs.",
+        ),
+    ] = None,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:
@@ -30,10 +38,12 @@ def verify_exactness(
     """
     from ddtree_ops.cli.fleet import each, select
     from ddtree_ops.deploy import run
-    from ddtree_ops.exactness import load_prompts
+    from ddtree_ops.exactness import known_methods, load_prompts
 
     screen = Screen(json_=json_)
-    overrides = {"prompts": load_prompts(prompts), "prompt_set": prompts.name} if prompts else None
+    overrides: dict[str, Any] = {"methods": known_methods(method or [])}
+    if prompts:
+        overrides |= {"prompts": load_prompts(prompts), "prompt_set": prompts.name}
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         with run.open_session(deployment) as session:

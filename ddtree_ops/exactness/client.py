@@ -90,8 +90,25 @@ class Server:
         """
         return await self._score({"input_ids": list(ids)}, start=start, top=2, texts=texts)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of ``text`` by the server's tokenizer, read off a scoring from its first token on."""
+    async def scores(self) -> str | None:
+        """None when the server tells prompts' logprobs; else why it refuses (SGLang 0.5.17 does under DFLASH)."""
+        try:
+            await self._score({"input_ids": [0, 1]}, start=0, top=2, texts=False)
+        except Trouble as trouble:
+            if trouble.code != "logprobs-refused":
+                raise
+            return trouble.message
+        return None
+
+    async def encode(self, text: str, *, by_scoring: bool) -> tuple[int, ...]:
+        """The ids of ``text`` by the server's tokenizer, read off a scoring from its first token on, or asked of
+        /tokenize (SGLang: entrypoints/openai/protocol.py, TokenizeRequest).
+        """
+        if not by_scoring:
+            try:
+                return wire.tokens(await self._ask("POST", "/tokenize", {"prompt": text}))
+            except wire.Malformed as error:
+                raise Trouble("malformed", f"/tokenize: {error}") from error
         reply = await self._score({"text": text}, start=0, top=0, texts=False)
         return tuple(entry.token for entry in reply.entries)
 

@@ -10,11 +10,13 @@ import httpx
 from ddtree_ops.errors import UsageError
 from ddtree_ops.exactness import judge
 from ddtree_ops.exactness.client import Server, Trouble, plain
-from ddtree_ops.exactness.evidence import Evidence, Tally, conclude, differing_arguments
-from ddtree_ops.exactness.plan import GatePlan, check_plan
+from ddtree_ops.exactness.conclude import conclude
+from ddtree_ops.exactness.evidence import Evidence, Tally, differing_arguments
+from ddtree_ops.exactness.plan import METHODS, GatePlan, check_plan
 from ddtree_ops.exactness.prompts import PROMPT_SET, builtin_prompts
-from ddtree_ops.exactness.selfscore import Facts, Progress, SelfScore, TooMuchTrouble
+from ddtree_ops.exactness.rounds import Rounds
 from ddtree_ops.exactness.verdict import Verdict
+from ddtree_ops.exactness.work import Facts, Progress, TooMuchTrouble
 
 SHAPE_KEYS = (
     "speculative_algorithm",
@@ -47,7 +49,8 @@ def run_gate(plan: GatePlan, progress: Progress | None = None) -> Verdict:
 async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
     begun = time.monotonic()
     eps = judge.epsilon(plan.dtype, plan.epsilon_roundings, plan.logit_scale)
-    evidence = Evidence(plan=plan, epsilon=eps, tallies={c: Tally(c) for c in plan.concurrency})
+    evidence = Evidence(plan=plan, epsilon=eps, tallies={load: Tally() for load in plan.loads})
+    evidence.methods = plan.methods or METHODS[:1]
     packaged = list(plan.prompts) == builtin_prompts()
     evidence.prompt_set = plan.prompt_set or (PROMPT_SET if packaged else "own prompts")
     if plan.dtype == "auto":
@@ -56,7 +59,7 @@ async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
         try:
             async with asyncio.timeout(plan.time_limit_s):
                 facts = await _preflight(server, plan, evidence)
-                await SelfScore(server, evidence, facts, progress).run()
+                await Rounds(server, evidence, facts, progress).run()
         except TimeoutError:
             message = f"no verdict within the time limit of {plan.time_limit_s:g} s"
             evidence.reason("inconclusive", "time-limit", message)
@@ -86,16 +89,54 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
     if running is not None and running < max(plan.concurrency):
         message = f"the server runs at most {running} requests at once, so C={max(plan.concurrency)} was not reached"
         evidence.reason("note", "concurrency-capped", message)
-    tokenizer = info.get("skip_tokenizer_init") is not True
     vocab = plan.vocab_size or _size(info.get("vocab_size"))
     if vocab is None:
         vocab = await _vocabulary(server)
-    if not tokenizer and any(prompt.input_ids is None for prompt in plan.prompts):
-        evidence.prompt_set += ", as pseudo-random ids"
-        message = "the server skips its tokenizer: prompts are pseudo-random ids below its vocabulary, not their texts"
-        evidence.reason("note", "no-tokenizer", message)
+    refused = await server.scores()
+    if refused is not None:
+        evidence.methods = _without_logprobs(plan, evidence, refused)
     contexts = [_size(info.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
-    return Facts(vocab_size=vocab, context=min((c for c in contexts if c), default=None), tokenizer=tokenizer)
+    return Facts(
+        vocab_size=vocab,
+        context=min((c for c in contexts if c), default=None),
+        tokenizer=await _tokenizer(server, plan, evidence, info, refused is None),
+        logprobs=refused is None,
+        methods=evidence.methods,
+    )
+
+
+def _without_logprobs(plan: GatePlan, evidence: Evidence, refused: str) -> tuple[str, ...]:
+    """The methods on a server that refuses logprobs: the default falls back, an explicit self-score raises Trouble."""
+    if "self-score" in plan.methods:
+        raise Trouble("logprobs-refused", f"self-score needs logprobs, and the server refuses them: {refused}")
+    if not plan.methods:
+        message = f"judged by replay: the server refuses logprobs ({refused})"
+        evidence.reason("note", "logprobs-refused", message)
+    if plan.dtype != "float32":
+        message = "replay tells no gaps: a difference counts as a near-tie, and more of them than rounding makes fail"
+        evidence.reason("note", "no-gaps", message)
+    return plan.methods or ("replay",)
+
+
+async def _tokenizer(
+    server: Server, plan: GatePlan, evidence: Evidence, info: dict[str, object], logprobs: bool
+) -> bool:
+    """Whether the server turns texts into ids; without, prompts are stand-ins and a note says so."""
+    why = "the server skips its tokenizer" if info.get("skip_tokenizer_init") is True else None
+    if all(prompt.input_ids is not None for prompt in plan.prompts):
+        return why is None
+    if why is None and not logprobs:
+        try:
+            await server.encode("a", by_scoring=False)
+        except Trouble as trouble:
+            if not trouble.code.startswith("http-4"):
+                raise
+            why = "the server has no /tokenize"
+    if why is not None:
+        evidence.prompt_set += ", as pseudo-random ids"
+        message = f"{why}: prompts are pseudo-random ids below its vocabulary, not their texts"
+        evidence.reason("note", "no-tokenizer", message)
+    return why is None
 
 
 async def _vocabulary(server: Server) -> int | None:

@@ -23,13 +23,28 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     input_ids: tuple[int, ...] | None = None
 
 
+METHODS = ("self-score", "replay")
+
+
+@dataclass(frozen=True, order=True)
+class Load:
+    """How requests are in flight: ``concurrency`` at a time; ``mixed``: of different lengths, some broken off."""
+
+    concurrency: int
+    mixed: bool = False
+
+    def __str__(self) -> str:
+        return f"C={self.concurrency}{' mixed' if self.mixed else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class GatePlan:
     """``url`` is the server's base; ``algorithm`` none, dflash or ddtree; ``dtype`` float32, bfloat16, float16 or auto
     (judged with bfloat16's epsilon). ``expect``: `/server_info` key -> the value it must show. ``vocab_size`` and
     ``stop_token_ids`` add to what the server tells. ``prompt_set`` names the prompts in the verdict.
     ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``: judge.epsilon. ``time_limit_s`` bounds the whole run.
-    ``second_turn_tokens`` 0 leaves second turns out.
+    ``second_turn_tokens`` 0 leaves second turns out. ``methods`` of METHODS; none: self-score, or replay where the
+    server refuses logprobs.
     """
 
     url: str
@@ -50,10 +65,25 @@ class GatePlan:
     near_tie_rate: float = 0.02
     logit_scale: float = 16.0
     second_turn_tokens: int = 16
+    methods: tuple[str, ...] = ()
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads in the order in which they run."""
+        return tuple(Load(concurrency) for concurrency in self.concurrency)
+
+
+def known_methods(names: Sequence[str]) -> tuple[str, ...]:
+    """The methods named, once each. Raises UsageError for one that does not exist."""
+    unknown = sorted(set(names) - set(METHODS))
+    if unknown:
+        raise UsageError(f"exactness: method {', '.join(unknown)}; allowed: {', '.join(METHODS)}")
+    return tuple(dict.fromkeys(names))
 
 
 def check_plan(plan: GatePlan) -> None:
     """Raises UsageError for a plan that could not give a verdict on any server."""
+    known_methods(plan.methods)
     ids = [prompt.id for prompt in plan.prompts]
     wrong = [
         (not plan.url.startswith(("http://", "https://")), f"url {plan.url!r} is not http(s)"),
