@@ -71,9 +71,13 @@ class Server:
                 raise
         return await self._ask("GET", f"/get_{name}")
 
-    async def generate(self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str) -> wire.Generation:
+    async def generate(
+        self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str, stop_token_ids: Sequence[int] = ()
+    ) -> wire.Generation:
         """Greedy continuation of ``ids``."""
-        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        sampling: dict[str, object] = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        if stop_token_ids:
+            sampling["stop_token_ids"] = list(stop_token_ids)
         reply = await self._generate({"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key})
         try:
             generated = wire.generation(reply)

@@ -32,6 +32,7 @@ def conclude(evidence: Evidence, *, seconds: float, requests: int, generated: in
         second_turns_cached=evidence.second_turns_cached,
         second_turns_differing=evidence.second_turns_differing,
         findings=evidence.findings,
+        verify_counts=evidence.verify_counts,
     )
     findings = evidence.kept_findings()
     return Verdict(

@@ -70,6 +70,7 @@ class Evidence:
     prompts: int = 0
     compared: int = 0
     differing: int = 0
+    verify_counts: int = 0
     second_turns: int = 0
     second_turns_cached: int = 0
     second_turns_differing: int = 0
@@ -102,6 +103,11 @@ class Evidence:
         self._codes[code] += 1
         if self._codes[code] <= MAX_PER_CODE:
             self._reasons.append(Reason(effect=effect, code=code, message=message))
+
+    def note_once(self, code: str, message: str) -> None:
+        """For what every group of prompts would say again."""
+        if not self._codes[code]:
+            self.reason("note", code, message)
 
     def finding(self, found: Finding) -> None:
         self.findings += 1

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import httpx
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.exactness import judge
+from ddtree_ops.exactness.against import BASELINE
 from ddtree_ops.exactness.client import Server, Trouble, plain
 from ddtree_ops.exactness.conclude import conclude
 from ddtree_ops.exactness.evidence import Evidence, Tally, differing_arguments
+from ddtree_ops.exactness.golden import Recording
 from ddtree_ops.exactness.plan import METHODS, GatePlan, check_plan
 from ddtree_ops.exactness.prompts import PROMPT_SET, builtin_prompts
 from ddtree_ops.exactness.rounds import Rounds
@@ -31,22 +34,23 @@ SHAPE_KEYS = (
 )
 
 
-def run_gate(plan: GatePlan, progress: Progress | None = None) -> Verdict:
+def run_gate(plan: GatePlan, progress: Progress | None = None, recording: Recording | None = None) -> Verdict:
     """Asks the server at ``plan.url`` and judges its answers. Blocks up to ``plan.time_limit_s``.
 
     Whatever the server does ends in a verdict, never an exception. Raises UsageError for a plan that could not give a
-    verdict on any server. ``progress(what, done, total)`` is called after every step. Not to be called from inside a
-    running event loop.
+    verdict on any server. ``progress(what, done, total)`` is called after every step; ``recording`` collects the
+    outputs. Not to be called from inside a running event loop.
     """
     check_plan(plan)
-    try:
-        httpx.URL(plan.url)
-    except httpx.InvalidURL as error:
-        raise UsageError(f"exactness: url {plan.url!r}: {error}") from error
-    return asyncio.run(_gate(plan, progress))
+    for url in (plan.url, plan.baseline or plan.url):
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise UsageError(f"exactness: url {url!r}: {error}") from error
+    return asyncio.run(_gate(plan, progress, recording))
 
 
-async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
+async def _gate(plan: GatePlan, progress: Progress | None, recording: Recording | None) -> Verdict:
     begun = time.monotonic()
     eps = judge.epsilon(plan.dtype, plan.epsilon_roundings, plan.logit_scale)
     evidence = Evidence(plan=plan, epsilon=eps, tallies={load: Tally() for load in plan.loads})
@@ -55,11 +59,17 @@ async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
     evidence.prompt_set = plan.prompt_set or (PROMPT_SET if packaged else "own prompts")
     if plan.dtype == "auto":
         evidence.reason("note", "dtype-auto", "dtype auto is judged with bfloat16's epsilon")
-    async with Server(plan.url, api_key=plan.api_key, connections=max(plan.concurrency)) as server:
+    connections = max(plan.concurrency)
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(Server(plan.url, api_key=plan.api_key, connections=connections))
         try:
             async with asyncio.timeout(plan.time_limit_s):
                 facts = await _preflight(server, plan, evidence)
-                await Rounds(server, evidence, facts, progress).run()
+                baseline = None
+                if plan.baseline is not None:
+                    baseline = Server(plan.baseline, api_key=None, connections=connections)
+                    await _check_baseline(await stack.enter_async_context(baseline), evidence)
+                await Rounds(server, evidence, facts, progress, baseline, recording).run()
         except TimeoutError:
             message = f"no verdict within the time limit of {plan.time_limit_s:g} s"
             evidence.reason("inconclusive", "time-limit", message)
@@ -74,6 +84,15 @@ async def _gate(plan: GatePlan, progress: Progress | None) -> Verdict:
             generated=server.generated,
             prefilled=server.prefilled,
         )
+
+
+async def _check_baseline(baseline: Server, evidence: Evidence) -> None:
+    """A baseline that speculates is one more suspect and no reference. Raises Trouble."""
+    info = await baseline.info("server_info")
+    if info.get("speculative_algorithm") not in (None, "", "NONE"):
+        algorithm = plain(str(info["speculative_algorithm"]))
+        raise Trouble("baseline-speculates", f"the baseline speculates itself ({algorithm}): it proves nothing")
+    evidence.methods = (*evidence.methods, BASELINE)
 
 
 async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Facts:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddtree_ops.exactness import findings, judge, replay, selfscore
+from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops
 from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.evidence import Evidence, Ids
+from ddtree_ops.exactness.golden import Golden, Recording, prompt_hash
 from ddtree_ops.exactness.plan import GatePlan, Load, Prompt
 from ddtree_ops.exactness.prompts import stand_in_ids
 from ddtree_ops.exactness.work import Facts, Group, Output, Progress, Work
@@ -23,7 +24,18 @@ class Rounds:
     server does. May be cancelled anywhere.
     """
 
-    def __init__(self, server: Server, evidence: Evidence, facts: Facts, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        evidence: Evidence,
+        facts: Facts,
+        progress: Progress | None,
+        baseline: Server | None,
+        recording: Recording | None,
+    ) -> None:
+        """``recording`` collects the outputs of the first load."""
+        self._baseline = baseline
+        self._recording = recording
         self._work = Work(server, evidence, facts, progress, _foreseen(evidence.plan, facts))
         self._evidence = evidence
         self._plan = evidence.plan
@@ -48,9 +60,43 @@ class Rounds:
             await selfscore.judge_group(self._work, group)
         if replay.METHOD in self._facts.methods:
             await replay.judge_group(self._work, group)
+        if against.GOLDEN in self._facts.methods and self._plan.golden is not None:
+            await self._against_golden(group, self._plan.golden)
+        if self._baseline is not None:
+            expected = await against.of_baseline(self._work, group, self._baseline)
+            await against.judge_group(self._work, group, against.BASELINE, expected)
         await self._compare(group)
+        self._work.stop_if_hopeless()
+        await stops.judge_group(self._work, group, self._known(group), self._plan.loads)
         if self._plan.second_turn_tokens:
             await self._second_turns(group, self._plan.loads[-1])
+        if self._recording is not None:
+            for output in group.outputs[self._plan.loads[0]]:
+                name, ids = group.names[output.prompt], group.ids[output.prompt]
+                self._recording.add(name, ids, output.tokens, output.finish, output.verify_steps)
+
+    async def _against_golden(self, group: Group, golden: Golden) -> None:
+        expected = against.of_golden(self._work, group, golden)
+        await against.judge_group(self._work, group, against.GOLDEN, expected)
+        tree = self._plan.tree
+        if tree is None or self._plan.dtype != "float32" or Load(1) not in group.outputs:
+            return
+        counts = golden.verify_counts.get(tree.shape)
+        if counts is None:
+            self._evidence.note_once("no-verify-counts", f"the golden has no verify counts for {tree.shape}")
+        else:
+            against.judge_verify_counts(self._work, group, counts, Load(1))
+
+    def _known(self, group: Group) -> list[Ids | None]:
+        """What each prompt's output should be: the golden's, else what came at the first load (judged by itself)."""
+        first = {output.prompt: output.tokens for output in group.outputs[self._plan.loads[0]]}
+        golden = self._plan.golden.prompts if self._plan.golden is not None else {}
+        known: list[Ids | None] = []
+        for i, (name, ids) in enumerate(zip(group.names, group.ids, strict=True)):
+            recorded = golden.get(name)
+            same = recorded is not None and recorded.prompt == prompt_hash(ids)
+            known.append(recorded.tokens if recorded is not None and same else first.get(i))
+        return known
 
     async def _encode(self, prompt: Prompt) -> Ids:
         vocab = self._facts.vocab_size
@@ -83,7 +129,7 @@ class Rounds:
             if got.finish == "stop" and isinstance(got.matched, int):
                 self._work.stops.add(got.matched)
             self._evidence.seen(group.ids[prompt], tokens)
-            return Output(prompt, tokens, limit, key, got.verify_steps)
+            return Output(prompt, tokens, limit, key, got.finish, got.verify_steps)
 
         wanted = [i % len(group.ids) for i in range(max(len(group.ids), load.concurrency))]
         made = await self._work.each(load.concurrency, wanted, act, f"generate at {load}")
@@ -185,4 +231,6 @@ def _foreseen(plan: GatePlan, facts: Facts) -> int:
     a_prompt = 1 + len(plan.loads) + (1 if plan.second_turn_tokens else 0)
     a_prompt += 1 if selfscore.METHOD in facts.methods else 0
     a_prompt += plan.max_new_tokens if replay.METHOD in facts.methods else 0
-    return len(plan.prompts) * a_prompt
+    a_prompt += 1 if plan.baseline else 0
+    groups = [len(plan.prompts[start : start + GROUP]) for start in range(0, len(plan.prompts), GROUP)]
+    return len(plan.prompts) * a_prompt + len(plan.loads) * sum(min(size, stops.PROMPTS) for size in groups)

@@ -102,6 +102,7 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """The cost and the amount of evidence. ``generated``/``prefilled``: all tokens the server decoded/prefilled for
     the gate, scoring and second turns included. ``compared``: outputs held against those of the first concurrency.
+    ``verify_counts``: outputs whose number of verify steps was held against the golden's.
     """
 
     prompts: int
@@ -115,6 +116,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     second_turns_cached: int
     second_turns_differing: int
     findings: int
+    verify_counts: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

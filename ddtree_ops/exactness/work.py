@@ -46,6 +46,7 @@ class Output:
     tokens: Ids
     limit: int
     key: str
+    finish: str
     verify_steps: int | None
 
 

@@ -33,7 +33,7 @@ def test_a_healthy_server_is_exact_and_its_evidence_counted(toy: Toy, plan: Make
     assert verdict.counts.second_turns == verdict.counts.second_turns_cached == 10
     assert verdict.accept_length is not None and verdict.accept_length > 3
     assert verdict.shape["speculative_ddtree_budget"] == 8
-    assert [done for _, done, _ in seen] == list(range(1, 51)) and {total for _, _, total in seen} == {50}
+    assert [done for _, done, _ in seen] == list(range(1, 67)) and {total for _, _, total in seen} == {66}
 
 
 def test_every_request_but_the_second_turn_has_its_own_cache_namespace(toy: Toy, plan: Make) -> None:

@@ -43,6 +43,7 @@ class Toy:
         self.cache_hits = True
         self.include_stop = True
         self.tokenizes = False
+        self.ignore_stops = False
         self.choose: Choose = lambda ids, index, in_flight: ranked(ids)[0]
         self.alter: Alter = lambda kind, request, reply: reply
         self.released = threading.Event()
@@ -84,11 +85,14 @@ class Toy:
             in_flight = self._in_flight
         time.sleep(0.004)
         cached = self._cached(request["extra_key"], prompt)
+        stops = {EOS, *request["sampling_params"].get("stop_token_ids", [])}
+        if self.ignore_stops:
+            stops = {EOS}
         ids, finish = list(prompt), {"type": LENGTH, LENGTH: limit}
         for index in range(limit):
             ids.append(self.choose(ids, index, in_flight))
-            if ids[-1] == EOS:
-                finish = {"type": "stop", "matched": EOS}
+            if ids[-1] in stops:
+                finish = {"type": "stop", "matched": ids[-1]}
                 break
         with self._lock:
             self._in_flight -= 1
