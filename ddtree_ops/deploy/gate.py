@@ -10,6 +10,7 @@ from typing import Any
 from ddtree_ops.errors import Failed
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Prompt, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.exactness.golden import Recording
+from ddtree_ops.exactness.plan import Tree
 from ddtree_ops.model import Profile
 from ddtree_ops.remote.transport import Transport
 
@@ -34,10 +35,18 @@ def gate_plan(
         prompts=prompts,
         prompt_set=prompt_set,
         vocab_size=profile.vocab_size,
+        tree=tree_of(profile),
         expect=dict(expect),
         time_limit_s=exactness.time_limit_s,
         api_key=api_key,
     )
+
+
+def tree_of(profile: Profile, drafter: str = "") -> Tree | None:
+    """What the profile drafts, None without speculation. ``drafter`` names its weights."""
+    if profile.algorithm == "none":
+        return None
+    return Tree(block_size=profile.block_size, budget=profile.budget, topk=profile.topk, drafter=drafter)
 
 
 def gate_prompts(profile: Profile, workspace: Path | None) -> tuple[list[Prompt], str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.deploy.facts import Facts
-from ddtree_ops.deploy.gate import gate_prompts, prove
+from ddtree_ops.deploy.gate import gate_prompts, prove, tree_of
 from ddtree_ops.deploy.run import Session, Ui
 from ddtree_ops.errors import Failed, UsageError
 from ddtree_ops.exactness import Verdict, golden, known_methods, load_prompts
@@ -67,7 +67,7 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
         version = golden.prompts_version(prompt_set, prompts)
         identities = model_identities(session, seen, profile)
         identity = golden_identity(session, seen, profile, identities, version)
-        overrides["tree"] = tree_of(profile, identities)
+        overrides["tree"] = tree_of(profile, drafter_name(profile, identities))
     folder = deployment.workspace_path / golden.FOLDER
     known = golden.load(folder, identity) if identity is not None and "golden" in methods else None
     recording = golden.Recording() if ask.record else None
@@ -136,13 +136,12 @@ def golden_identity(
     )
 
 
-def tree_of(profile: Profile, identities: dict[str, dict[str, Any] | None]) -> Tree | None:
-    """What the profile drafts; None without speculation."""
-    if profile.algorithm == "none" or profile.drafter is None:
-        return None
+def drafter_name(profile: Profile, identities: dict[str, dict[str, Any] | None]) -> str:
+    """12 hex digits of what the host tells of the drafter; empty without one."""
+    if profile.drafter is None:
+        return ""
     told = json.dumps(identities.get(profile.drafter), sort_keys=True)
-    drafter = hashlib.sha256(told.encode()).hexdigest()[:12]
-    return Tree(block_size=profile.block_size, budget=profile.budget, topk=profile.topk, drafter=drafter)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def merged(

@@ -87,6 +87,24 @@ class Server:
         self.prefilled += len(ids) - (generated.cached_tokens or 0)
         return generated
 
+    async def break_off(self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str) -> None:
+        """Begins to generate, and closes the connection as soon as the server has begun to answer."""
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        body = {"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key, "stream": True}
+        self.requests += 1
+        self.prefilled += len(ids)
+        try:
+            async with self._client.stream("POST", "/generate", json=body) as response:
+                if response.status_code != 200:
+                    raise Trouble(
+                        f"http-{response.status_code}", f"/generate, streamed, answered {response.status_code}"
+                    )
+                async for chunk in response.aiter_bytes():
+                    if chunk:
+                        return
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise Trouble("connection", f"/generate, streamed: {type(error).__name__} {plain(str(error))}") from error
+
     async def score(self, ids: Sequence[int], *, start: int, texts: bool) -> wire.Scored:
         """Logprobs of ``ids[start:]`` and the top two there, in one prefill under a fresh namespace.
 

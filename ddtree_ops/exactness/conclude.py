@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddtree_ops.exactness import judge
+from ddtree_ops.exactness import judge, structure
 from ddtree_ops.exactness.evidence import MIN_DISTINCT_PROMPTS, Evidence
 from ddtree_ops.exactness.plan import GatePlan
-from ddtree_ops.exactness.verdict import FORMAT, MAX_REASONS, Counts, Finding, Kind, Reason, RunCounts, Verdict
+from ddtree_ops.exactness.verdict import FORMAT, MAX_REASONS, Counts, Finding, Kind, Reason, RunCounts, Shown, Verdict
 
 MIN_STEPS = 32
 MIN_SAME_TOKENS = 8
@@ -18,7 +18,13 @@ def conclude(evidence: Evidence, *, seconds: float, requests: int, generated: in
     plan = evidence.plan
     first = evidence.methods[0] if evidence.methods else ""
     runs = [tally.counts(load, evidence.judged(first, load)) for load, tally in evidence.tallies.items()]
-    reasons = evidence.reasons() + _of_speculation(plan, runs) + _of_amount(evidence) + _of_output(evidence)
+    reasons = (
+        evidence.reasons()
+        + _of_speculation(plan, runs)
+        + _of_structure(evidence)
+        + _of_amount(evidence)
+        + _of_output(evidence)
+    )
     steps = sum(run.verify_steps for run in runs)
     counts = Counts(
         prompts=evidence.prompts,
@@ -52,6 +58,7 @@ def conclude(evidence: Evidence, *, seconds: float, requests: int, generated: in
         counts=counts,
         seconds=round(seconds, 3),
         methods=evidence.method_counts(),
+        executed=_shown(evidence),
     )
 
 
@@ -88,6 +95,31 @@ def _of_speculation(plan: GatePlan, runs: Sequence[RunCounts]) -> list[Reason]:
         floor = f"accept length {accept:.2f} is under the profile's floor of {plan.min_accept_length:g}"
         return [_fail("accept-length", floor)]
     return []
+
+
+def _of_structure(evidence: Evidence) -> list[Reason]:
+    plan = evidence.plan
+    if plan.algorithm != "none" and plan.tree is None:
+        return []
+    reasons = [_fail(code, message) for code, message in structure.wrong(plan.tree, evidence.executed)]
+    if plan.tree is not None and not evidence.executed_told:
+        message = "the server does not tell what it executes, so budget and topk in force are unchecked"
+        reasons.append(Reason(effect="note", code="structure-untold", message=message))
+    if (why := structure.narrower(plan.tree, evidence.executed)) is not None:
+        reasons.append(Reason(effect="note", code="narrow-trees", message=why))
+    return reasons
+
+
+def _shown(evidence: Evidence) -> Shown | None:
+    seen = evidence.executed
+    if not seen:
+        return None
+    return Shown(
+        samples=seen.total(),
+        nodes=max(one.nodes for one in seen),
+        max_children=max(one.max_children for one in seen),
+        max_depth=max(one.max_depth for one in seen),
+    )
 
 
 def _of_amount(evidence: Evidence) -> list[Reason]:

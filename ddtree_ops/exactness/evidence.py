@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ddtree_ops.exactness import judge
 from ddtree_ops.exactness.plan import GatePlan, Load
+from ddtree_ops.exactness.structure import Executed
 from ddtree_ops.exactness.verdict import MAX_FINDINGS, Finding, MethodCounts, Reason, RunCounts, Scalar
 from ddtree_ops.exactness.wire import Generation
 
@@ -80,6 +81,8 @@ class Evidence:
     outputs: int = 0
     troubles: int = 0
     findings: int = 0
+    executed_told: bool = False
+    executed: Counter[Executed] = field(default_factory=Counter)
     _judged: dict[tuple[str, Load], Judged] = field(default_factory=dict)
     _codes: Counter[str] = field(default_factory=Counter)
     _reasons: list[Reason] = field(default_factory=list)

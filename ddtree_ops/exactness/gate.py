@@ -9,7 +9,7 @@ import time
 import httpx
 
 from ddtree_ops.errors import UsageError
-from ddtree_ops.exactness import judge
+from ddtree_ops.exactness import judge, structure
 from ddtree_ops.exactness.against import BASELINE
 from ddtree_ops.exactness.client import Server, Trouble, plain
 from ddtree_ops.exactness.conclude import conclude
@@ -104,6 +104,7 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
         value = info.get(key)
         if isinstance(value, str | int):
             evidence.shape[key] = plain(value) if isinstance(value, str) else value
+    evidence.executed_told = structure.told(info)
     running = _size(info.get("max_running_requests"))
     if running is not None and running < max(plan.concurrency):
         message = f"the server runs at most {running} requests at once, so C={max(plan.concurrency)} was not reached"

@@ -66,7 +66,8 @@ class GatePlan:
     ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``: judge.epsilon. ``time_limit_s`` bounds the whole run.
     ``second_turn_tokens`` 0 leaves second turns out. ``methods`` of METHODS; none: self-score, or replay where the
     server refuses logprobs. ``golden`` is what the method golden compares with, ``baseline`` the URL of a running
-    server to compare with as well. ``tree``: what is drafted, where it is known.
+    server to compare with as well. ``tree``: what is drafted, where it is known. ``mixed``: also a load where requests
+    join and leave, at the largest concurrency.
     """
 
     url: str
@@ -91,11 +92,14 @@ class GatePlan:
     golden: Golden | None = None
     baseline: str | None = None
     tree: Tree | None = None
+    mixed: bool = True
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """The loads in the order in which they run."""
-        return tuple(Load(concurrency) for concurrency in self.concurrency)
+        """The loads in the order in which they run; the mixed one needs company."""
+        steady = tuple(Load(concurrency) for concurrency in self.concurrency)
+        widest = max(self.concurrency, default=1)
+        return (*steady, Load(widest, mixed=True)) if self.mixed and widest > 1 else steady
 
 
 def known_methods(names: Sequence[str]) -> tuple[str, ...]:

@@ -41,6 +41,11 @@ def _lines(verdict: Verdict) -> Iterator[str]:
                 f"  {judged.method} at {_load(judged)}: {judged.judged} tokens judged, {judged.beyond} wrong, "
                 f"{judged.near_ties} near-ties"
             )
+    if (trees := verdict.executed) is not None:
+        yield (
+            f"  executed in {trees.samples} samples: {trees.nodes} nodes, at most {trees.max_children} children, "
+            f"{trees.max_depth} deep"
+        )
     c = verdict.counts
     yield (
         f"  {c.prompts} prompts ({verdict.prompt_set}), {c.generated} tokens generated, {c.prefilled} prefilled, "

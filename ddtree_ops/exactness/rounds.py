@@ -5,17 +5,21 @@ In groups, so that memory does not grow with the number of prompts.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops
+from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops, structure
 from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.golden import Golden, Recording, prompt_hash
+from ddtree_ops.exactness.mixed import Turn, schedule
 from ddtree_ops.exactness.plan import GatePlan, Load, Prompt
 from ddtree_ops.exactness.prompts import stand_in_ids
+from ddtree_ops.exactness.wire import Generation
 from ddtree_ops.exactness.work import Facts, Group, Output, Progress, Work
 
 GROUP = 32
+SAMPLES = 24
 SUFFIX_TOKENS = 8
 
 
@@ -40,6 +44,8 @@ class Rounds:
         self._evidence = evidence
         self._plan = evidence.plan
         self._facts = facts
+        self._steady = [load for load in self._plan.loads if not load.mixed]
+        self._sampled: Counter[Load] = Counter()
         self._widest = max(self._plan.concurrency)
 
     async def run(self) -> None:
@@ -67,9 +73,9 @@ class Rounds:
             await against.judge_group(self._work, group, against.BASELINE, expected)
         await self._compare(group)
         self._work.stop_if_hopeless()
-        await stops.judge_group(self._work, group, self._known(group), self._plan.loads)
+        await stops.judge_group(self._work, group, self._known(group), self._steady)
         if self._plan.second_turn_tokens:
-            await self._second_turns(group, self._plan.loads[-1])
+            await self._second_turns(group, Load(self._widest))
         if self._recording is not None:
             for output in group.outputs[self._plan.loads[0]]:
                 name, ids = group.names[output.prompt], group.ids[output.prompt]
@@ -116,23 +122,19 @@ class Rounds:
     async def _generate(self, group: Group, load: Load) -> list[Output]:
         """Every prompt once; more often where that is needed to have enough requests in flight."""
         self._work.stop_if_hopeless()
-        tally = self._evidence.tallies[load]
 
-        async def act(prompt: int) -> Output | None:
-            key, limit = fresh_key(), self._plan.max_new_tokens
-            got = await self._work.server.generate(group.ids[prompt], max_new_tokens=limit, extra_key=key)
-            tally.add_output(got)
-            where = f"{group.names[prompt]} at {load}"
-            tokens = self._work.checked(got, where, len(group.ids[prompt]), limit)
-            if tokens is None:
+        async def act(turn: Turn) -> Output | None:
+            if turn.broken_off:
+                ids = group.ids[turn.prompt]
+                await self._work.server.break_off(ids, max_new_tokens=turn.limit, extra_key=fresh_key())
                 return None
-            if got.finish == "stop" and isinstance(got.matched, int):
-                self._work.stops.add(got.matched)
-            self._evidence.seen(group.ids[prompt], tokens)
-            return Output(prompt, tokens, limit, key, got.finish, got.verify_steps)
+            return await self._output(group, load, turn)
 
-        wanted = [i % len(group.ids) for i in range(max(len(group.ids), load.concurrency))]
-        made = await self._work.each(load.concurrency, wanted, act, f"generate at {load}")
+        count, limit = len(group.ids), self._plan.max_new_tokens
+        turns = [Turn(i % count, limit, False) for i in range(max(count, load.concurrency))]
+        if load.mixed:
+            turns = schedule(count, load.concurrency, limit)
+        made = await self._work.each(load.concurrency, turns, act, f"generate at {load}")
         outputs = [output for output in made if output is not None]
         for output in outputs:
             inside = judge.stop_inside(output.tokens, frozenset(self._work.stops))
@@ -140,6 +142,36 @@ class Rounds:
                 where = f"{group.names[output.prompt]} at {load}, position {inside}"
                 self._evidence.reason("fail", "stop-inside", f"{where}: stop token {output.tokens[inside]} passed over")
         return outputs
+
+    async def _output(self, group: Group, load: Load, turn: Turn) -> Output | None:
+        ids, key = group.ids[turn.prompt], fresh_key()
+        got = await self._work.server.generate(ids, max_new_tokens=turn.limit, extra_key=key)
+        self._evidence.tallies[load].add_output(got)
+        where = f"{group.names[turn.prompt]} at {load}"
+        tokens = self._work.checked(got, where, len(ids), turn.limit)
+        if tokens is None:
+            return None
+        if got.finish == "stop" and isinstance(got.matched, int):
+            self._work.stops.add(got.matched)
+        self._evidence.seen(ids, tokens)
+        self._check_commits(got, where)
+        await self._sample_structure(load)
+        return Output(turn.prompt, tokens, turn.limit, key, got.finish, got.verify_steps)
+
+    def _check_commits(self, got: Generation, where: str) -> None:
+        """A step adds at most block_size tokens; the first token comes from the prefill."""
+        tree, steps = self._plan.tree, got.verify_steps
+        if tree is not None and steps is not None and len(got.output_ids) - 1 > steps * tree.block_size:
+            message = f"{where}: {len(got.output_ids)} tokens in {steps} verify steps of at most {tree.block_size}"
+            self._evidence.reason("fail", "commit-length", message)
+
+    async def _sample_structure(self, load: Load) -> None:
+        """After a request, what the last step executed; a server that runs many requests is not asked for each."""
+        if self._evidence.executed_told and self._sampled[load] < SAMPLES:
+            self._sampled[load] += 1
+            shown = structure.executed(await self._work.server.info("server_info"))
+            if shown is not None:
+                self._evidence.executed[shown] += 1
 
     async def _compare(self, group: Group) -> None:
         """Every output against the same prompt's at the first load: greedy text must not depend on company.
@@ -228,9 +260,14 @@ class Rounds:
 
 def _foreseen(plan: GatePlan, facts: Facts) -> int:
     """Steps of a run without incidents; a replay is one a token."""
-    a_prompt = 1 + len(plan.loads) + (1 if plan.second_turn_tokens else 0)
+    a_prompt = 1 + (1 if plan.second_turn_tokens else 0) + (1 if plan.baseline else 0)
     a_prompt += 1 if selfscore.METHOD in facts.methods else 0
     a_prompt += plan.max_new_tokens if replay.METHOD in facts.methods else 0
-    a_prompt += 1 if plan.baseline else 0
-    groups = [len(plan.prompts[start : start + GROUP]) for start in range(0, len(plan.prompts), GROUP)]
-    return len(plan.prompts) * a_prompt + len(plan.loads) * sum(min(size, stops.PROMPTS) for size in groups)
+    steps = 0
+    for start in range(0, len(plan.prompts), GROUP):
+        size = len(plan.prompts[start : start + GROUP])
+        steps += size * a_prompt
+        for load in plan.loads:
+            turns = max(size, load.concurrency)
+            steps += len(schedule(size, load.concurrency, 2)) if load.mixed else turns + min(size, stops.PROMPTS)
+    return steps

@@ -99,6 +99,15 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     mixed: bool = False
 
 
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest figures of the trees that the server said it executed, over ``samples`` of its last steps."""
+
+    samples: int
+    nodes: int
+    max_children: int
+    max_depth: int
+
+
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """The cost and the amount of evidence. ``generated``/``prefilled``: all tokens the server decoded/prefilled for
     the gate, scoring and second turns included. ``compared``: outputs held against those of the first concurrency.
@@ -122,8 +131,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The gate's answer. ``findings`` and ``reasons`` are capped (40 each); ``counts.findings`` has their full number.
 
-    ``methods``: what each method judged of each load. ``epsilon`` in nats (see judge.epsilon). ``shape``: the resolved
-    speculation arguments the server showed.
+    ``executed`` is None where the server does not tell. ``methods``: what each method judged of each load.
+    ``epsilon`` in nats (see judge.epsilon). ``shape``: the resolved speculation arguments the server showed.
     """
 
     format: int
@@ -142,6 +151,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts
     seconds: float
     methods: list[MethodCounts] = []
+    executed: Shown | None = None
 
     def passed(self, policy: Policy | None = None) -> bool:
         """Whether this counts as a pass under ``policy`` (default: the policy the gate ran under)."""
