@@ -20,7 +20,10 @@ def orthogonalise(batch: Tensor) -> Tensor:
 
 
 class Optimiser:
-    """Steps every parameter of `net`; matrices outside the embedding by Muon, equal shapes batched together."""
+    """Steps every parameter of `net`; matrices outside the embedding by Muon, equal shapes batched together.
+
+    Rates live on the device, so that a captured CUDA graph of `step` follows `set_scale`.
+    """
 
     def __init__(
         self, net: nn.Module, muon_rate: float, adam_rate: float, decay: float, momentum: float = 0.95
@@ -33,24 +36,36 @@ class Optimiser:
                 self.matrices[weight.shape].append(weight)
             else:
                 rest.append(weight)
-        self.state = {s: torch.zeros(len(ps), *s, device=ps[0].device) for s, ps in self.matrices.items()}
-        self.adam = torch.optim.AdamW(rest, lr=adam_rate, betas=(0.9, 0.97), weight_decay=0.0) if rest else None
+        device = rest[0].device
+        self.state = {size: torch.zeros(len(same), *size, device=device) for size, same in self.matrices.items()}
+        self.now = torch.zeros((), device=device)
+        self.adam = torch.optim.AdamW(
+            rest,
+            lr=torch.zeros((), device=device),
+            betas=(0.9, 0.97),
+            weight_decay=0.0,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+
+    def set_scale(self, scale: float) -> None:
+        """Both learning rates become `scale` times what they were made with."""
+        self.now.fill_(self.muon_rate * scale)
+        for group in self.adam.param_groups:
+            group["lr"].fill_(self.adam_rate * scale)
 
     @torch.no_grad()
-    def step(self, scale: float) -> None:
-        """One update with both learning rates times `scale`; gradients are cleared."""
-        if self.adam is not None:
-            for group in self.adam.param_groups:
-                group["lr"] = self.adam_rate * scale
-            self.adam.step()
-            self.adam.zero_grad(set_to_none=True)
-        rate = self.muon_rate * scale
+    def step(self) -> None:
+        """One update; gradients are cleared."""
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
         for size, weights in self.matrices.items():
             grads = torch.stack([w.grad for w in weights if w.grad is not None])
             mean = self.state[size]
             mean.lerp_(grads, 1 - self.momentum)
-            update = orthogonalise(grads.lerp(mean, self.momentum)).float() * max(1.0, size[0] / size[1]) ** 0.5
-            torch._foreach_mul_(weights, 1 - rate * self.decay)
-            torch._foreach_add_(weights, list(update.unbind()), alpha=-rate)
+            update = orthogonalise(grads.lerp(mean, self.momentum)).float()
+            update *= self.now * -(max(1.0, size[0] / size[1]) ** 0.5)
+            torch._foreach_mul_(weights, 1 - self.now * self.decay)
+            torch._foreach_add_(weights, list(update.unbind()))
             for weight in weights:
                 weight.grad = None

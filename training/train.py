@@ -28,17 +28,19 @@ from torch import Tensor, nn
 SEED = 20261129
 WRITTEN = 192  # tokens the target writes at the end of each self-written row
 LOOP_WEIGHT = 0.2  # of drafter blocks inside repeated text
+TEXT_SHARE = 0.05  # of drafter batches, on training text instead of self-written text
 PROMPT, CONTINUATION, PROMPTS, LOOPING_PROMPTS = 64, 128, 128, 32
+CLEAR_GAP = 5e-4  # a smaller lead of the best logit could turn with the order of float32 sums, machine by machine
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run. Row lengths pair with rows a batch; `pools` are self-written rows per length."""
+    """Sizes of a run. `target_batches`: row length, rows, before and from `long_from` of the time on; `pools` of
+    self-written text: row length, rows a batch, share of the batches, rows written."""
 
     target_batches: tuple[tuple[int, int], ...] = ((512, 64), (2048, 16))
     long_from: float = 0.72
-    pools: tuple[tuple[int, int, int, float], ...] = ((256, 128, 393216, 0.8), (1024, 32, 16384, 0.15))
-    text_batch: tuple[int, int] = (512, 64)
+    pools: tuple[tuple[int, int, float, int], ...] = ((256, 128, 0.85, 393216), (1024, 32, 0.15, 16384))
     write_rows: int = 16384
     anchors: int = 24
     drawn_prompts: int = 768
@@ -46,7 +48,7 @@ class Plan:
     compiled: bool = True
 
 
-TINY = Plan(((32, 4), (64, 2)), 0.5, ((256, 4, 16, 0.7), (320, 2, 8, 0.2)), (64, 4), 8, 3, 6, 3)
+TINY = Plan(((32, 4), (64, 2)), 0.5, ((256, 4, 0.7, 16), (320, 2, 0.3, 8)), 8, 3, 6, 3)
 
 
 class Clock:
@@ -80,6 +82,33 @@ class Run:
         starts = torch.randint(0, len(ids) - length, (rows, 1), device=self.device, generator=self.random)
         return ids[starts + torch.arange(length, device=self.device)].long()
 
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device, torch.bfloat16, cache_enabled=False)
+
+    def capture(self, body: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`body`, which reads and writes tensors that stay in place, as one CUDA graph (the host is the bottleneck).
+
+        Runs the body four times first: compilation and lazily made state must not fall into the capture.
+        """
+        if self.device == "cpu":
+            return body
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(4):
+                body()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = body()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return loss
+
+        return replay
+
     def compile(self, net: nn.Module) -> None:
         """Compiles each decoder layer in place; equal layers share one compilation per shape."""
         if self.plan.compiled:
@@ -105,7 +134,7 @@ def held_out_loss(run: Run, target: Target, length: int = 512) -> float:
     total = 0.0
     for chunk in starts.to(run.device).split(64):
         ids = run.held_out[chunk[:, None] + torch.arange(length + 1, device=run.device)].long()
-        with torch.autocast(run.device, torch.bfloat16):
+        with torch.compiler.set_stance("force_eager"), run.autocast():
             hidden, _ = target(ids[:, :-1])
             total += float(token_loss(hidden, target.model.embed_tokens.weight, ids[:, 1:], None)) * len(chunk)
     return total / len(starts)
@@ -120,15 +149,30 @@ def train_target(run: Run, shape: Shape, seconds: float) -> None:
     loss_of = loss_function(run)
     optimiser = Optimiser(target, muon_rate=0.02, adam_rate=3e-3, decay=0.02)
     clock, saved, tokens = Clock(seconds), time.monotonic(), 0
+    steps: dict[int, tuple[Tensor, Callable[[], Tensor]]] = {}
+
+    def stepper(length: int, rows: int) -> tuple[Tensor, Callable[[], Tensor]]:
+        ids = run.windows(run.train, length + 1, rows)
+
+        def body() -> Tensor:
+            with run.autocast():
+                hidden, _ = target(ids[:, :-1])
+                loss = loss_of(hidden, target.model.embed_tokens.weight, ids[:, 1:], None)
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        return ids, run.capture(body)
+
     while clock.progress < 1:
         length, rows = run.plan.target_batches[clock.progress >= run.plan.long_from]
-        ids = run.windows(run.train, length + 1, rows)
+        optimiser.set_scale(clock.scale())
+        if length not in steps:
+            steps[length] = stepper(length, rows)
+        ids, step = steps[length]
+        ids.copy_(run.windows(run.train, length + 1, rows))
         tokens += ids.numel()
-        with torch.autocast(run.device, torch.bfloat16):
-            hidden, _ = target(ids[:, :-1])
-            loss = loss_of(hidden, target.model.embed_tokens.weight, ids[:, 1:], None)
-        loss.backward()
-        optimiser.step(clock.scale())
+        loss = step()
         if clock.step % 20 == 0:
             value = loss.item()  # also keeps the host from running ahead of the clock
             if not math.isfinite(value):
@@ -220,6 +264,32 @@ def write_pool(run: Run, target: Target, length: int, count: int) -> Pool:
     return Pool(torch.cat(ids), torch.cat(starts), torch.cat(weights))
 
 
+@dataclass
+class Blocks:
+    """A drafter batch: rows [B, S], prefix length of A blocks a row [B, A], their tokens and weights [B, A, 7]."""
+
+    ids: Tensor
+    anchors: Tensor
+    labels: Tensor
+    weights: Tensor
+
+
+def draw_blocks(run: Run, pool: Pool, rows: int, size: int, *, text: bool, fade: Tensor) -> Blocks:
+    """Random rows of a pool, or of training text, with random blocks inside their greedy part (text: anywhere)."""
+    length = pool.ids.shape[1]
+    if text:
+        ids = run.windows(run.train, length, rows)
+        first, weight = ids.new_full((rows,), size), torch.ones_like(ids, dtype=torch.bfloat16)
+    else:
+        chosen = torch.randint(0, len(pool.ids), (rows,), device=run.device, generator=run.random)
+        ids, first, weight = pool.ids[chosen].long(), pool.starts[chosen], pool.weights[chosen]
+    spread = torch.rand(rows, run.plan.anchors, device=run.device, generator=run.random)
+    anchors = (first[:, None] + spread * (length - size + 1 - first[:, None])).long().clamp(max=length - size)
+    offsets = torch.arange(1, size, device=run.device)
+    labels = ids.gather(1, (anchors[..., None] + offsets).flatten(1)).view(*anchors.shape, -1)
+    return Blocks(ids, anchors, labels, weight.gather(1, anchors)[..., None].float() * fade)
+
+
 def train_drafter(run: Run, shape: Shape, seconds: float) -> None:
     """Reads DIR/target, writes DIR/draft. Prints losses and the share of blocks whose n-th token is right."""
     clock = Clock(seconds)
@@ -229,10 +299,10 @@ def train_drafter(run: Run, shape: Shape, seconds: float) -> None:
     writer = Target(shape)
     writer.load_state_dict(target.state_dict())
     writer.to(run.device, torch.bfloat16)
-    pools: list[tuple[int, float, Pool]] = []
-    for length, rows, count, share in run.plan.pools:
+    pools: list[tuple[int, Pool]] = []
+    for length, rows, _, count in run.plan.pools:
         pool = write_pool(run, writer, length, count)
-        pools.append((rows, share, pool))
+        pools.append((rows, pool))
         loops = (pool.weights < 1).float().mean().item()
         print(
             f"wrote {count} rows of {length}, {loops:.3f} of ids in loops, {time.monotonic() - clock.start:.0f}s",
@@ -245,38 +315,42 @@ def train_drafter(run: Run, shape: Shape, seconds: float) -> None:
     loss_of = loss_function(run)
     optimiser = Optimiser(drafter, muon_rate=0.02, adam_rate=3e-3, decay=0.02)
     fade = torch.exp(-torch.arange(shape.block - 1, device=run.device) / 4.0)
-    offsets = torch.arange(1, shape.block, device=run.device)
+    steps: dict[int, tuple[Blocks, Callable[[], Tensor]]] = {}
+
+    def stepper(blocks: Blocks) -> Callable[[], Tensor]:
+        def body() -> Tensor:
+            with run.autocast():
+                with torch.no_grad():
+                    _, taps = target(blocks.ids)
+                hidden = drafter(target, taps, blocks.ids.gather(1, blocks.anchors), blocks.anchors)[:, :, 1:]
+                loss = loss_of(hidden, target.model.embed_tokens.weight, blocks.labels, blocks.weights)
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        return run.capture(body)
+
     chooser = np.random.default_rng(SEED)
     saved = time.monotonic()
     while clock.progress < 1:
-        pick = chooser.random()
-        for rows, share, pool in pools:
-            if pick < share:
-                chosen = torch.randint(0, len(pool.ids), (rows,), device=run.device, generator=run.random)
-                ids, first, weight = pool.ids[chosen].long(), pool.starts[chosen], pool.weights[chosen]
-                break
-            pick -= share
-        else:
-            ids = run.windows(run.train, *run.plan.text_batch)
-            first, weight = ids.new_full((len(ids),), 8), torch.ones_like(ids, dtype=torch.bfloat16)
-        spread = torch.rand(len(ids), run.plan.anchors, device=run.device, generator=run.random)
-        anchors = (first[:, None] + spread * (ids.shape[1] - shape.block + 1 - first[:, None])).long()
-        labels = ids.gather(1, (anchors[..., None] + offsets).flatten(1)).view(*anchors.shape, -1)
-        weights = weight.gather(1, anchors)[..., None].float() * fade
-        with torch.autocast(run.device, torch.bfloat16):
-            with torch.no_grad():
-                _, taps = target(ids)
-            hidden = drafter(target, taps, ids.gather(1, anchors), anchors)[:, :, 1:]
-            loss = loss_of(hidden, target.model.embed_tokens.weight, labels, weights)
-        loss.backward()
-        optimiser.step(clock.scale())
+        rows, pool = pools[chooser.choice(len(pools), p=[p[2] for p in run.plan.pools])]
+        drawn = draw_blocks(run, pool, rows, shape.block, text=chooser.random() < TEXT_SHARE, fade=fade)
+        optimiser.set_scale(clock.scale())
+        length = drawn.ids.shape[1]
+        if length not in steps:
+            steps[length] = drawn, stepper(drawn)
+        blocks, step = steps[length]
+        if blocks is not drawn:
+            blocks.ids.copy_(drawn.ids)
+            blocks.anchors.copy_(drawn.anchors)
+            blocks.labels.copy_(drawn.labels)
+            blocks.weights.copy_(drawn.weights)
+        loss = step()
         if clock.step % 20 == 0 and not math.isfinite(loss.item()):
             raise FloatingPointError(f"loss at step {clock.step}")
         if clock.step % run.plan.report_every == 0 or clock.step == 20:
-            right = (target.logits(hidden.detach().float()).argmax(-1) == labels).float().mean((0, 1))
-            shares = " ".join(f"{r:.2f}" for r in right.tolist())
             elapsed = time.monotonic() - clock.start
-            print(f"drafter step {clock.step} {elapsed:.0f}s loss {loss.item():.4f} right {shares}", flush=True)
+            print(f"drafter step {clock.step} {elapsed:.0f}s length {length} loss {loss.item():.4f}", flush=True)
         if time.monotonic() - saved > 100:
             save(drafter, configs(shape)[1], run.out / "draft")
             saved = time.monotonic()
@@ -287,7 +361,8 @@ def train_drafter(run: Run, shape: Shape, seconds: float) -> None:
 def draw_prompts(run: Run) -> None:
     """Reads the pair in DIR, writes DIR/prompts.json: held-out prompts with their float32 greedy continuation.
 
-    Prompts are drawn at random; the first that do not loop and the first LOOPING_PROMPTS that do are kept.
+    Prompts are drawn at random and dropped where a gap is below CLEAR_GAP; of the rest the first that do not loop
+    and the first LOOPING_PROMPTS that do are kept.
     """
     target, drafter = load_pair(run.out, run.device)
     drawn = run.windows(run.held_out, PROMPT, run.plan.drawn_prompts)
@@ -298,11 +373,13 @@ def draw_prompts(run: Run) -> None:
     for prompt, result in zip(drawn.tolist(), results, strict=True):
         period = loop_period(result.ids)
         looping += period > 0
+        if min(result.gaps) < CLEAR_GAP:
+            continue
         lows = {f"min_gap{n}": min(result.gaps[:n]) for n in (32, 64, 128)}
         rows.append({"prompt_ids": prompt, "ar_fp32": result.ids, **lows, "loops": period > 0})
     ended = sum(row.ids[-1] == target.shape.eos for row in results)
     print(
-        f"{len(rows)} prompts drawn, {looping} loop, {ended} end by themselves, smallest gap "
+        f"{len(drawn)} prompts drawn, {len(rows)} clear, {looping} loop, {ended} end by themselves, smallest gap "
         f"{min(min(r.gaps) for r in results):.2e}",
         flush=True,
     )
@@ -323,6 +400,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(SEED)
     torch._dynamo.config.recompile_limit = 64
+    # cuDNN plans attention anew for every length, which costs more than it saves while writing.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     train, held_out = (torch.from_numpy(ids.astype(np.int32)).to(device) for ids in unpack(args.corpus))
     args.out.mkdir(parents=True, exist_ok=True)
