@@ -3,8 +3,8 @@
 Usage: python training/train.py target  --corpus corpus.xz --out DIR --seconds 500
        python training/train.py drafter --corpus corpus.xz --out DIR --seconds 420     (reads DIR/target)
 
-The schedule is in seconds of wall time, the compiler's included, because the machine is lent by the minute. `--tiny`
-walks the same code on a CPU in a minute and learns nothing.
+The schedule is in seconds of wall time, the compiler's included, so that a run ends when it should. `--tiny` walks
+the same code on a CPU and learns nothing.
 """
 
 import argparse
