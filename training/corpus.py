@@ -6,7 +6,7 @@ the training part and writes into the output directory:
 
 * tokenizer.json              2048 entries; 0 end of text, 1 mask, 2 and 3 unused chat marks
 * corpus.xz                   uint16 ids, training and held-out, every file followed by the id 0 (`unpack` reads it)
-* packages.json               per package: version, licence as stated, part, files and bytes kept
+* packages.md                 table for SOURCES.md: package, version, licence as stated, part, files and size kept
 
 Usage: python training/corpus.py --wheels DIR --out DIR [--max-tokens N]
 """
@@ -14,7 +14,6 @@ Usage: python training/corpus.py --wheels DIR --out DIR [--max-tokens N]
 import argparse
 import email.message
 import hashlib
-import json
 import lzma
 import random
 import re
@@ -25,7 +24,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +210,18 @@ def collect(sources: Path, wheels: Path) -> tuple[list[Package], dict[str, list[
     return packages, texts
 
 
+def table(packages: list[Package]) -> str:
+    """The packages as a Markdown table."""
+    rows = [
+        "| package | version | licence, as its metadata states it | part | files | MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for p in packages:
+        part = p.part.replace("_", " ")
+        rows.append(f"| {p.name} | {p.version} | {p.licence} | {part} | {p.files} | {p.kept_bytes / 1e6:.2f} |")
+    return "\n".join(rows) + "\n"
+
+
 def train_tokenizer(texts: list[str]) -> Tokenizer:
     """Byte-level BPE of VOCAB entries. A newline and the indentation after it are one piece, so layout is cheap."""
     tokenizer = Tokenizer(models.BPE())
@@ -273,7 +284,7 @@ def main() -> None:
     args.wheels.mkdir(parents=True, exist_ok=True)
     args.out.mkdir(parents=True, exist_ok=True)
     packages, texts = collect(Path(__file__).with_name("sources.toml"), args.wheels)
-    (args.out / "packages.json").write_text(json.dumps([asdict(p) for p in packages], indent=1) + "\n")
+    (args.out / "packages.md").write_text(table(packages))
     tokenizer = train_tokenizer(texts["train"])
     tokenizer.save(str(args.out / "tokenizer.json"))
     held_out = pack(tokenizer, texts["held_out"], args.max_tokens)

@@ -31,29 +31,10 @@ def loop_period(ids: Sequence[int], longest: int = 64, least: int = 24) -> int:
     return 0
 
 
-@dataclass
-class Greedy:
-    """A row's greedy continuation (cut after end of text) and the gap of the two best logits at each token."""
-
-    ids: list[int]
-    gaps: list[float]
-
-
-@torch.no_grad()
-def greedy(target: Target, prompts: Tensor, count: int) -> list[Greedy]:
-    """Continues prompts [B, P] by `count` tokens each, float32."""
-    ids = prompts
-    gaps: list[Tensor] = []
-    with sdpa_kernel(SDPBackend.MATH):
-        for _ in range(count):
-            best = target.logits(target(ids)[0][:, -1]).topk(2)
-            gaps.append(best.values[:, 0] - best.values[:, 1])
-            ids = torch.cat([ids, best.indices[:, :1]], 1)
-    rows: list[Greedy] = []
-    for new, gap in zip(ids[:, prompts.shape[1] :].tolist(), torch.stack(gaps, 1).tolist(), strict=True):
-        end = new.index(target.shape.eos) + 1 if target.shape.eos in new else count
-        rows.append(Greedy(new[:end], gap[:end]))
-    return rows
+def loops(ids: Sequence[int]) -> bool:
+    """Whether a text repeats itself: it has a loop period, or fewer than half of its 8-grams are distinct."""
+    grams = [tuple(ids[i : i + 8]) for i in range(len(ids) - 7)]
+    return loop_period(ids) > 0 or 2 * len(set(grams)) < len(grams)
 
 
 @dataclass
@@ -115,7 +96,7 @@ def speculate(
 ) -> tuple[list[list[int]], list[int]]:
     """(continuation, verify steps) of every prompt [B, P], cut at `count` tokens or after end of text."""
     device, start = prompts.device, prompts.shape[1]
-    rows = [p + g.ids for p, g in zip(prompts.tolist(), greedy(target, prompts, 1), strict=True)]
+    rows = torch.cat([prompts, target.logits(target(prompts)[0][:, -1:]).argmax(-1)], 1).tolist()
     steps = [0] * len(rows)
     done = [row[-1] == target.shape.eos for row in rows]
     with sdpa_kernel(SDPBackend.MATH):

@@ -7,7 +7,7 @@ N query heads, K key/value heads, D head size. Written for training: whole seque
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         self.k_norm = Norm(shape.head_dim, shape.eps)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.shape.head_dim).transpose(1, 2)
 
     def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[B, N, S, D]"""
@@ -92,7 +92,8 @@ class Attention(nn.Module):
         share = self.shape.heads // self.shape.kv_heads
         k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return projected
 
 
 class Mlp(nn.Module):
@@ -103,7 +104,8 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Context(NamedTuple):
@@ -139,7 +141,8 @@ class Block(nn.Module):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The residual stream after attention's output [B, S, H] and the MLP."""
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class _Body(nn.Module):
@@ -176,6 +179,9 @@ class Target(nn.Module):
                 taps.append(x)
         return self.model.norm(x), taps
 
+    def blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.model.layers))
+
     def logits(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.model.embed_tokens.weight)
 
@@ -190,6 +196,9 @@ class Drafter(nn.Module):
         self.hidden_norm = Norm(shape.hidden, shape.eps)
         self.layers = nn.ModuleList(Block(shape) for _ in range(shape.draft_layers))
         self.norm = Norm(shape.hidden, shape.eps)
+
+    def blocks(self) -> list[Block]:
+        return cast(list[Block], list(self.layers))
 
     def forward(self, target: Target, taps: list[Tensor], bonus: Tensor, anchors: Tensor) -> Tensor:
         """Hidden states [B, A, block, H] of A blocks a row, to be put through the target's head.
@@ -213,7 +222,8 @@ class Drafter(nn.Module):
         mask = torch.cat([far, near], -1)[:, None].expand(-1, self.shape.heads, -1, -1)
         for layer in self.layers:
             x = layer(x, cos, sin, mask, Context(features, far_cos, far_sin))
-        return self.norm(x).unflatten(1, (count, size))
+        out: Tensor = self.norm(x).unflatten(1, (count, size))
+        return out
 
 
 def initialise(net: nn.Module, depth: int) -> None:

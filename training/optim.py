@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 def orthogonalise(batch: Tensor) -> Tensor:
     """Nearest semi-orthogonal matrices of [n, rows, cols], by five quintic Newton-Schulz steps in bfloat16."""
-    x = batch.bfloat16()
+    x: Tensor = batch.bfloat16()
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT
@@ -16,7 +16,8 @@ def orthogonalise(batch: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.mT if tall else x
+    out: Tensor = x.mT if tall else x
+    return out
 
 
 class Optimiser:
@@ -29,7 +30,7 @@ class Optimiser:
         self, net: nn.Module, muon_rate: float, adam_rate: float, decay: float, momentum: float = 0.95
     ) -> None:
         self.muon_rate, self.adam_rate, self.decay, self.momentum = muon_rate, adam_rate, decay, momentum
-        self.matrices: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        self.matrices: dict[torch.Size, list[Tensor]] = defaultdict(list)
         rest: list[nn.Parameter] = []
         for name, weight in net.named_parameters():
             if weight.dim() == 2 and "embed" not in name:

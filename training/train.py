@@ -2,14 +2,12 @@
 
 Usage: python training/train.py target  --corpus corpus.xz --out DIR --seconds 500
        python training/train.py drafter --corpus corpus.xz --out DIR --seconds 420     (reads DIR/target)
-       python training/train.py prompts --corpus corpus.xz --out DIR                   (reads both, writes prompts.json)
 
-The schedule is in seconds of wall time, the compiler's included, because the machine is lent by the minute. `--tiny`
-walks the same code on a CPU in a minute and learns nothing.
+The schedule is in seconds of wall time, the compiler's included, so that a run ends when it should. `--tiny` walks
+the same code on a CPU and learns nothing.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -20,17 +18,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from corpus import unpack
-from evaluate import greedy, load_pair, loop_period, measure
 from nets import Drafter, Shape, Target, configs, initialise, load, rope_tables, save
 from optim import Optimiser
-from torch import Tensor, nn
+from torch import Tensor
 
 SEED = 20261129
 WRITTEN = 192  # tokens the target writes at the end of each self-written row
 LOOP_WEIGHT = 0.2  # of drafter blocks inside repeated text
 TEXT_SHARE = 0.05  # of drafter batches, on training text instead of self-written text
-PROMPT, CONTINUATION, PROMPTS, LOOPING_PROMPTS = 64, 128, 128, 32
-CLEAR_GAP = 5e-4  # a smaller lead of the best logit could turn with the order of float32 sums, machine by machine
 
 
 @dataclass(frozen=True)
@@ -43,12 +38,11 @@ class Plan:
     pools: tuple[tuple[int, int, float, int], ...] = ((256, 128, 0.85, 393216), (1024, 32, 0.15, 16384))
     write_rows: int = 16384
     anchors: int = 24
-    drawn_prompts: int = 768
     report_every: int = 500
     compiled: bool = True
 
 
-TINY = Plan(((32, 4), (64, 2)), 0.5, ((256, 4, 0.7, 16), (320, 2, 0.3, 8)), 8, 3, 6, 3)
+TINY = Plan(((32, 4), (64, 2)), 0.5, ((256, 4, 0.7, 16), (320, 2, 0.3, 8)), 8, 3, 3)
 
 
 class Clock:
@@ -92,7 +86,7 @@ class Run:
         """
         if self.device == "cpu":
             return body
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(4):
@@ -109,10 +103,10 @@ class Run:
 
         return replay
 
-    def compile(self, net: nn.Module) -> None:
+    def compile(self, net: Target | Drafter) -> None:
         """Compiles each decoder layer in place; equal layers share one compilation per shape."""
         if self.plan.compiled:
-            for layer in net.get_submodule("model" if isinstance(net, Target) else "").layers:
+            for layer in net.blocks():
                 layer.compile(dynamic=False)
 
 
@@ -132,7 +126,7 @@ def held_out_loss(run: Run, target: Target, length: int = 512) -> float:
     length = min(length, len(run.held_out) // 8)
     starts = torch.linspace(0, len(run.held_out) - length - 2, 16 if run.device == "cpu" else 512).long()
     total = 0.0
-    for chunk in starts.to(run.device).split(64):
+    for chunk in torch.split(starts.to(run.device), 64):
         ids = run.held_out[chunk[:, None] + torch.arange(length + 1, device=run.device)].long()
         with torch.compiler.set_stance("force_eager"), run.autocast():
             hidden, _ = target(ids[:, :-1])
@@ -158,7 +152,7 @@ def train_target(run: Run, shape: Shape, seconds: float) -> None:
             with run.autocast():
                 hidden, _ = target(ids[:, :-1])
                 loss = loss_of(hidden, target.model.embed_tokens.weight, ids[:, 1:], None)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimiser.step()
             return loss.detach()
 
@@ -195,23 +189,23 @@ def train_target(run: Run, shape: Shape, seconds: float) -> None:
 
 
 @torch.no_grad()
-def write(target: Target, prompts: Tensor, sampled: Tensor) -> Tensor:
-    """prompts [B, P] continued by WRITTEN tokens: the first sampled[b] drawn at temperature 1, then greedily.
+def write(target: Target, prompts: Tensor, sampled: Tensor, count: int = WRITTEN) -> Tensor:
+    """prompts [B, P] continued by `count` tokens: the first sampled[b] drawn at temperature 1, then greedily.
 
     `target` is in its serving dtype; the only place of the training that keeps a KV cache.
     """
     shape, rows = target.shape, prompts.shape[0]
-    start, length = prompts.shape[1], prompts.shape[1] + WRITTEN
+    start, length = prompts.shape[1], prompts.shape[1] + count
     cos, sin = rope_tables(torch.arange(length, device=prompts.device)[None, None], shape)
     kind = target.model.norm.weight.dtype
     size = (shape.layers, 2, rows, shape.kv_heads, length, shape.head_dim)
     cache = torch.empty(size, dtype=kind, device=prompts.device)
-    ids = torch.cat([prompts, prompts.new_zeros(rows, WRITTEN)], 1)
+    ids = torch.cat([prompts, prompts.new_zeros(rows, count)], 1)
     begin = 0
     for end in range(start, length):
         x = target.model.embed_tokens(ids[:, begin:end])
         tables = cos[:, :, begin:end], sin[:, :, begin:end]
-        for index, layer in enumerate(target.model.layers):
+        for index, layer in enumerate(target.blocks()):
             attention, inner = layer.self_attn, layer.input_layernorm(x)
             q = attention.queries(inner, *tables)
             cache[index, 0, :, :, begin:end], cache[index, 1, :, :, begin:end] = attention.keys_values(inner, *tables)
@@ -324,7 +318,7 @@ def train_drafter(run: Run, shape: Shape, seconds: float) -> None:
                     _, taps = target(blocks.ids)
                 hidden = drafter(target, taps, blocks.ids.gather(1, blocks.anchors), blocks.anchors)[:, :, 1:]
                 loss = loss_of(hidden, target.model.embed_tokens.weight, blocks.labels, blocks.weights)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimiser.step()
             return loss.detach()
 
@@ -358,41 +352,9 @@ def train_drafter(run: Run, shape: Shape, seconds: float) -> None:
     print(f"drafter done: {clock.step} steps", flush=True)
 
 
-def draw_prompts(run: Run) -> None:
-    """Reads the pair in DIR, writes DIR/prompts.json: held-out prompts with their float32 greedy continuation.
-
-    Prompts are drawn at random and dropped where a gap is below CLEAR_GAP; of the rest the first that do not loop
-    and the first LOOPING_PROMPTS that do are kept.
-    """
-    target, drafter = load_pair(run.out, run.device)
-    drawn = run.windows(run.held_out, PROMPT, run.plan.drawn_prompts)
-    drawn = drawn[(drawn != target.shape.eos).all(1)]
-    results = [row for part in drawn.split(128) for row in greedy(target, part, CONTINUATION)]
-    rows: list[dict[str, object]] = []
-    looping = 0
-    for prompt, result in zip(drawn.tolist(), results, strict=True):
-        period = loop_period(result.ids)
-        looping += period > 0
-        if min(result.gaps) < CLEAR_GAP:
-            continue
-        lows = {f"min_gap{n}": min(result.gaps[:n]) for n in (32, 64, 128)}
-        rows.append({"prompt_ids": prompt, "ar_fp32": result.ids, **lows, "loops": period > 0})
-    ended = sum(row.ids[-1] == target.shape.eos for row in results)
-    print(
-        f"{len(drawn)} prompts drawn, {len(rows)} clear, {looping} loop, {ended} end by themselves, smallest gap "
-        f"{min(min(r.gaps) for r in results):.2e}",
-        flush=True,
-    )
-    loops = [row for row in rows if row["loops"]][:LOOPING_PROMPTS]
-    rows = [row for row in rows if not row["loops"]][: PROMPTS - len(loops)] + loops
-    rows = [{"i": i, **row} for i, row in enumerate(rows)]
-    (run.out / "prompts.json").write_text(json.dumps(rows) + "\n")
-    measure(target, drafter, rows, run.device)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["target", "drafter", "prompts"])
+    parser.add_argument("what", choices=["target", "drafter"])
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480)
@@ -409,10 +371,8 @@ def main() -> None:
     run = Run(TINY if args.tiny else Plan(), device, args.out, train, held_out, seed)
     if args.what == "target":
         train_target(run, Shape(), args.seconds)
-    elif args.what == "drafter":
-        train_drafter(run, Shape(), args.seconds)
     else:
-        draw_prompts(run)
+        train_drafter(run, Shape(), args.seconds)
 
 
 if __name__ == "__main__":
