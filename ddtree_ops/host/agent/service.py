@@ -130,9 +130,7 @@ class Service:
                     held = True
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        holder = self.holder() or {}
-                        by = f"{holder.get('who', '?')} from {holder.get('client', '?')} (txn {holder.get('txn', '?')})"
-                        raise HostError("locked", f"{self.name} is locked by {safe(by)}", lock=holder) from None
+                        raise self.locked_by(self.holder() or {}) from None
                     time.sleep(0.05)
             says = {"txn": txn, "who": who, "client": client, "since": time.time(), "pid": os.getpid()}
             with contextlib.suppress(OSError):  # a full disk must not keep a recovery from running
@@ -143,6 +141,13 @@ class Service:
             if held:
                 os.ftruncate(fd, 0)
             os.close(fd)
+
+    def locked_by(self, holder: JSON) -> HostError:
+        """The refusal that says who holds the lock since when, and for what."""
+        since = holder.get("since") or 0
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)) if since else "an unknown time"
+        by = f"{holder.get('who') or '?'} from {holder.get('client') or '?'} since {when} (txn {holder.get('txn')})"
+        return HostError("locked", f"{self.name} is locked by {safe(by)}", lock=holder)
 
     def holder(self) -> JSON | None:
         """Who holds the lock, "alive" by the flock itself; None when nobody does and nobody left a name."""
