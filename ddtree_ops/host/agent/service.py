@@ -294,9 +294,12 @@ class Service:
 
     def sweep(self) -> None:
         """Remove what an interrupted writer left. Only under the lock."""
-        for base in (self.dir, self.dir / "generations", self.dropin_dir, self.run):
-            for path in base.glob(".*.tmp") if base.is_dir() else ():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        left = [path for base in (self.dir, self.dropin_dir, self.run) for path in base.glob(".*.tmp")]
+        for path in [*left, *(self.dir / "generations").rglob(".*.tmp")]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)  # it may have been inside one
         for path in (
             *self.unit_dir.glob(f".{self.name}.service.*.tmp"),
             *self.unit_dir.glob(f"*/.{self.name}.service.*.tmp"),
