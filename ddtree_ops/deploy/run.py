@@ -318,24 +318,3 @@ def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds
         raise Failed(f"{plan.host}: {reason}; nothing was changed", hint=log)
     commands = "\n".join(str(line) for line in end.get("commands") or [f"ddtree recover --host {plan.host}"])
     raise NeedsHand(f"{plan.host}: the restore failed: {reason}", hint=commands)
-
-
-def verify(session: Session, seen: Facts, ui: Ui, overrides: dict[str, Any] | None = None) -> Verdict:
-    """The gate alone, against what runs now. Raises Failed when nothing runs."""
-    deployment = session.deployment
-    generation = seen.generation
-    if seen.active.state != "active":
-        raise Failed(f"{deployment.host.name}: {deployment.service_name} is {seen.active.state}, nothing to verify")
-    profile, expect = deployment.profile, None
-    if generation is not None and generation.n != 0:
-        profile = profile_from_json(session.agent.call("generation", n=generation.n)["files"]["profile.json"])
-        expect = (generation.meta.get("health") or {}).get("expect")
-    return prove(
-        session.transport,
-        profile,
-        port=deployment.service.port,
-        expect=expect or {},
-        workspace=deployment.workspace_path,
-        progress=ui.progress,
-        overrides=overrides,
-    )
