@@ -32,6 +32,7 @@ class Arguments:
     speculative_num_draft_tokens: int | None = None
     speculative_ddtree_budget: int | None = None
     speculative_ddtree_topk: int | None = None
+    speculative_sampling: str | None = None
     skip_tokenizer_init: bool = False
     fault: Fault | None = None
     num_threads: int | None = None
@@ -46,6 +47,7 @@ def check_arguments(a: Arguments) -> None:
         "--speculative-num-draft-tokens": a.speculative_num_draft_tokens,
         "--speculative-ddtree-budget": a.speculative_ddtree_budget,
         "--speculative-ddtree-topk": a.speculative_ddtree_topk,
+        "--speculative-sampling": a.speculative_sampling,
     }
     present = [name for name, value in given.items() if value is not None]
     if a.speculative_algorithm is None:
@@ -98,6 +100,11 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         "--speculative-ddtree-budget", type=_bounded(1, 1024), help="tree nodes verified a step, root excluded"
     )
     p.add_argument("--speculative-ddtree-topk", type=_bounded(1), help="candidates kept a draft position")
+    p.add_argument(
+        "--speculative-sampling",
+        choices=("per-node", "rejection"),
+        help="how drafts are verified above temperature 0; per-node (default) draws AR's very tokens from a seed",
+    )
     p.add_argument("--skip-tokenizer-init", action="store_true", help="serve token ids only")
     p.add_argument(
         "--fault", type=Fault, choices=list(Fault), help="; ".join(f"{f}: {text}" for f, text in FAULTS.items())

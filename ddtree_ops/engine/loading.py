@@ -66,7 +66,8 @@ def build_decoder(a: Arguments, resolved: Resolved) -> Decoder:
     if resolved.draft is None or a.speculative_draft_model_path is None:
         return Decoder(target, table, pool)
     drafter = Drafter(a.speculative_draft_model_path, resolved.draft, target, slots, positions)
-    draft = Draft(a.speculative_ddtree_budget, a.speculative_ddtree_topk or 1)
+    rejection = a.speculative_sampling == "rejection"
+    draft = Draft(a.speculative_ddtree_budget, a.speculative_ddtree_topk or 1, rejection)
     return Decoder(target, table, pool, drafter, draft, a.fault)
 
 

@@ -21,6 +21,36 @@ class LogprobOptions:
     top: int
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: SGLang's sampling parameters. The default is greedy, without penalties.
+
+    seed: an int64 that with a position fixes a draw. top_k -1: all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken; below 1e-6 SGLang reads a temperature as 0."""
+        return self.temperature < 1e-6 or self.top_k == 1
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the output so far changes the logits."""
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+GREEDY = Sampling()
+
+
 @dataclass
 class Update:
     """Progress of one request since its last update, safe to hand to another thread.
@@ -56,4 +86,5 @@ class Request:
     logprobs: LogprobOptions | None
     stream: bool
     sink: Callable[[Update], None]
+    sampling: Sampling = GREEDY
     created: float = field(default_factory=time.monotonic)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from . import logprobs
 from .metrics import Metrics
 from .request import Request, Update
+from .sampling import tempered
 from .step import Decoder, Prompt, Sequence
 
 log = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ class Scheduler:
             row = self._decoder.table.allocate(self.slots_for(len(request.prompt), request.max_new_tokens))
             if row is None:
                 break
-            joining.append(_Running(self._queue.popleft(), Sequence(row)))
+            joining.append(_Running(self._queue.popleft(), Sequence(row, sampling=request.sampling)))
             self._running.append(joining[-1])
         return joining
 
@@ -181,7 +182,8 @@ class Scheduler:
             if request.max_new_tokens:
                 self._metrics.first_token(time.monotonic() - request.created)
                 if wanted is not None:
-                    chosen = logprobs.of_tokens(logits[-1:], [r.sequence.bonus], wanted.top)
+                    used = tempered(logits[-1:], request.sampling)
+                    chosen = logprobs.of_tokens(used, [r.sequence.bonus], wanted.top)
                     r.pending.output_logprobs, r.pending.output_top = chosen
                 self._gain(r, [r.sequence.bonus])
             else:

@@ -62,6 +62,7 @@ class Progress:
                 logprobs=item.logprobs,
                 stream=call.stream,
                 sink=partial(self._deliver, index),
+                sampling=item.sampling,
             )
             for index, item in enumerate(call.items)
         ]
@@ -175,6 +176,7 @@ class Service:
             "speculative_num_draft_tokens": r.num_draft_tokens,
             "speculative_ddtree_budget": a.speculative_ddtree_budget,
             "speculative_ddtree_topk": a.speculative_ddtree_topk,
+            "speculative_sampling": (a.speculative_sampling or "per-node") if a.speculative_algorithm else None,
             "block_size": r.draft.block_size if r.draft else None,
             "version": VERSION,
             "fault": a.fault,
