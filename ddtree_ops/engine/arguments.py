@@ -27,6 +27,8 @@ class Arguments:
     context_length: int | None = None
     max_running_requests: int = 16
     max_total_tokens: int | None = None
+    page_size: int = 16
+    disable_radix_cache: bool = False
     speculative_algorithm: str | None = None
     speculative_draft_model_path: Path | None = None
     speculative_num_draft_tokens: int | None = None
@@ -93,6 +95,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     p.add_argument(
         "--max-total-tokens", type=_bounded(1), help="KV slots; default: enough for all running requests, within 2 GiB"
     )
+    p.add_argument("--page-size", type=_bounded(1, 1 << 16), default=16, help="tokens a page of the prefix cache")
+    p.add_argument("--disable-radix-cache", action="store_true", help="keep no KV of requests that have ended")
     p.add_argument("--speculative-algorithm", choices=("NONE", "DFLASH", "DDTREE"), default="NONE")
     p.add_argument("--speculative-draft-model-path", type=Path)
     p.add_argument("--speculative-num-draft-tokens", type=_bounded(1), help="must agree with budget + 1 or block_size")

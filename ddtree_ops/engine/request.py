@@ -59,6 +59,7 @@ class Update:
     that they committed, those included that then fell behind a stop or the length limit.
     finish: None while it runs, else SGLang's finish_reason: {type: length, length} | {type: stop, matched} |
     {type: abort, message}. `failed` marks an abort for which the engine, not the client, is to blame.
+    cached_tokens: prompt tokens whose KV came from the prefix cache.
     """
 
     output_ids: list[int] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Update:
     output_top: list[Top] = field(default_factory=list)
     verify_count: int = 0
     committed: int = 0
+    cached_tokens: int = 0
     finish: dict[str, str | int] | None = None
     failed: bool = False
 
@@ -77,6 +79,7 @@ class Request:
     """A validated request. max_new_tokens may be 0: the prompt is scored and nothing is generated.
 
     `sink` gets every update, from the engine's thread; `stream` asks for one a step and not only the last.
+    Prefixes are shared inside a `namespace` only (extra_key).
     """
 
     rid: str
@@ -87,4 +90,5 @@ class Request:
     stream: bool
     sink: Callable[[Update], None]
     sampling: Sampling = GREEDY
+    namespace: str = ""
     created: float = field(default_factory=time.monotonic)

@@ -74,6 +74,7 @@ class Item:
     stop_token_ids: frozenset[int]
     logprobs: LogprobOptions | None
     sampling: Sampling = GREEDY
+    namespace: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def parse_generate(body: dict[str, Any], limits: Limits) -> Call:
     with_text = _boolean(body.get("return_text_in_logprobs", False), "return_text_in_logprobs")
     if with_text and limits.tokenize is None:
         raise RequestError("return_text_in_logprobs", "needs a tokenizer, and the server runs without one")
-    for i, key in enumerate(_spread(body, "extra_key", None, count, single)):
+    keys = _spread(body, "extra_key", None, count, single)
+    for i, key in enumerate(keys):
         if key is not None and not isinstance(key, str):
             raise RequestError(_at("extra_key", i, single), f"must be a string, got {_kind(key)}")
     rids = _rids(body, count, single)
@@ -125,7 +127,7 @@ def parse_generate(body: dict[str, Any], limits: Limits) -> Call:
         params = _parameters(sampling[i], name)
         limit, stops = _ends(params, name, limits)
         limit = _room(prompt, limit, _at(source, i, single), limits)
-        items.append(Item(rids[i], prompt, limit, stops, options, _sampling(params, name)))
+        items.append(Item(rids[i], prompt, limit, stops, options, _sampling(params, name), keys[i] or ""))
     return Call(items, single, stream, with_text)
 
 

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import PromptAttention, VerifyAttention, prefix_allowed
+from .cache import PrefixCache
 from .drafter import Drafter
 from .faults import Fault
-from .kv import KVPool, SlotTable
+from .kv import KVPool
 from .mask import ancestors, new_buffer, read_rows, write_rows
 from .request import GREEDY, Sampling
 from .target import Target
@@ -55,12 +56,17 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to prefill: logits are wanted from position `logits_from` on; `steps`: whether decode steps follow."""
+    """A prompt to prefill: logits are wanted from position `logits_from` on.
+
+    steps: whether decode steps follow, this request's or of one that finds the prompt in the cache.
+    cached: tokens whose KV the row has from the cache; never more than logits_from.
+    """
 
     sequence: Sequence
     ids: list[int]
     logits_from: int
     steps: bool
+    cached: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Decoder:
     def __init__(
         self,
         target: Target,
-        table: SlotTable,
+        cache: PrefixCache,
         pool: KVPool,
         drafter: Drafter | None = None,
         draft: Draft | None = None,
@@ -99,7 +105,7 @@ class Decoder:
         """drafter and draft are both given (DFLASH, DDTREE) or both absent (AR)."""
         if (drafter is None) != (draft is None):
             raise ValueError("drafter and draft go together")
-        self.target, self.table, self.drafter = target, table, drafter
+        self.target, self.cache, self.table, self.drafter = target, cache, cache.table, drafter
         self._pool, self._draft, self._fault = pool, draft, fault
         self._heads = (target.config.num_heads, target.config.num_kv_heads)
         self._capture = drafter.config.target_layer_ids if drafter else ()
@@ -107,22 +113,23 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Seq[Prompt]) -> list[Tensor]:
-        """One causal pass over whole prompts; sets each sequence's length and bonus token.
+        """One causal pass over what is not cached of the prompts; sets each sequence's length and bonus token.
 
         Returns the target's own logits [len(ids) - logits_from, vocab] of each prompt. The draft context is filled
         only where steps follow. Raises NumericError.
         """
-        counts = [len(prompt.ids) for prompt in prompts]
-        ids = torch.tensor([token for prompt in prompts for token in prompt.ids])
-        positions = torch.cat([torch.arange(count) for count in counts])
-        owner = torch.repeat_interleave(torch.tensor([prompt.sequence.row for prompt in prompts]), torch.tensor(counts))
-        slots = self.table.at(owner, positions)
-        attend = PromptAttention(self._pool, slots, counts)
+        counts = [len(prompt.ids) - prompt.cached for prompt in prompts]
+        ids = torch.tensor([token for prompt in prompts for token in prompt.ids[prompt.cached :]])
+        positions = torch.cat([torch.arange(prompt.cached, len(prompt.ids)) for prompt in prompts])
+        rows = torch.tensor([prompt.sequence.row for prompt in prompts])
+        slots = self.table.at(torch.repeat_interleave(rows, torch.tensor(counts)), positions)
+        cached = [self.table.prefix(rows[i : i + 1], prompt.cached)[0] for i, prompt in enumerate(prompts)]
+        attend = PromptAttention(self._pool, slots, counts, cached)
         hidden, features = self.target.forward(ids, positions, attend, self._capture)
         if self.drafter is not None and features is not None and any(prompt.steps for prompt in prompts):
-            kept = torch.cat([torch.full((len(prompt.ids),), prompt.steps) for prompt in prompts])
+            kept = torch.cat([torch.full((n,), prompt.steps) for n, prompt in zip(counts, prompts, strict=True)])
             self.drafter.append(features[kept], slots[kept], positions[kept])
-        wanted = torch.cat([torch.arange(len(p.ids)) >= p.logits_from for p in prompts])
+        wanted = torch.cat([torch.arange(p.cached, len(p.ids)) >= p.logits_from for p in prompts])
         sizes = [len(prompt.ids) - prompt.logits_from for prompt in prompts]
         logits = list(torch.split(self.target.logits(hidden[wanted]), sizes))
         for prompt, scores in zip(prompts, logits, strict=True):

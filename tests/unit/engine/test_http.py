@@ -229,6 +229,20 @@ def test_a_request_can_be_aborted_by_its_rid(engine: Engine) -> None:
     assert engine.client.post("/flush_cache").status_code == 200
 
 
+def test_a_prefix_is_found_again_until_the_cache_is_flushed(engine: Engine) -> None:
+    params = {"max_new_tokens": 8, "ignore_eos": True}
+
+    def cached(key: str | None = None) -> int:
+        reply = engine.generate(input_ids=[7, 3] * 20, sampling_params=params, extra_key=key)
+        found: int = reply["meta_info"]["cached_tokens"]
+        return found
+
+    assert [cached(), cached(), cached("k"), cached("k")] == [0, 32, 0, 32]
+    assert engine.state()["kv_slots_cached"] > 0
+    assert engine.client.post("/flush_cache").status_code == 200
+    assert engine.state()["kv_slots_cached"] == 0 == cached()
+
+
 def test_the_engine_says_what_it_runs(engine: Engine, pair: Path) -> None:
     engine.generate(**LONG)
     info = engine.client.get("/server_info").json()
@@ -247,6 +261,9 @@ def test_the_engine_says_what_it_runs(engine: Engine, pair: Path) -> None:
         "context_length": 96,
         "vocab_size": 16,
         "skip_tokenizer_init": False,
+        "page_size": 16,
+        "disable_radix_cache": False,
+        "speculative_sampling": "per-node",
         "fault": None,
     }
     assert expected.items() <= info.items()
