@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import gate_prompts, prove, tree_of
-from ddtree_ops.deploy.run import Session, Ui
+from ddtree_ops.deploy.run import Session
 from ddtree_ops.errors import Failed, UsageError
 from ddtree_ops.exactness import Verdict, golden, known_methods, load_prompts
 from ddtree_ops.exactness.plan import Tree
