@@ -153,7 +153,8 @@ class Rounds:
             return None
         if got.finish == "stop" and isinstance(got.matched, int):
             self._work.stops.add(got.matched)
-        self._evidence.seen(ids, tokens)
+        if not load.mixed:  # outputs cut to different lengths differ whatever the engine does
+            self._evidence.seen(ids, tokens)
         self._check_commits(got, where)
         await self._sample_structure(load)
         return Output(turn.prompt, tokens, turn.limit, key, got.finish, got.verify_steps)
