@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, command
-from ddtree_ops.cli.screen import Screen
+from ddtree_ops.cli.screen import Screen, local_time
 
 if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
@@ -50,8 +49,3 @@ def history(
         return 0, {"history": reply}
 
     return each(screen, select(host, service, None, workspace), act, table=False)
-
-
-def local_time(when: float | None) -> str:
-    """Unix seconds as this machine's date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else ""

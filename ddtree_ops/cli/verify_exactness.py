@@ -39,11 +39,10 @@ def verify_exactness(
         with run.open_session(deployment) as session:
             seen = session.probe()
             verdict = run.verify(session, seen, screen, overrides)
-        passed = verdict.passed(deployment.profile.exactness.policy)
+        passed = verdict.passed()
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {verdict.kind}", "green" if passed else "red")
         for line in verdict.lines():
             screen.say(f"  {line}")
-        code = verdict.exit_code(deployment.profile.exactness.policy)
-        return code, {"verdict": verdict.to_json(), "summary": verdict.kind}
+        return verdict.exit_code(), {"verdict": verdict.to_json(), "summary": verdict.kind}
 
     return each(screen, select(host, service, None, workspace), act)

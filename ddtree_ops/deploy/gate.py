@@ -9,6 +9,7 @@ from typing import Any
 
 from ddtree_ops.errors import Failed
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Verdict, builtin_prompts, load_prompts, run_gate
+from ddtree_ops.exactness.plan import check_plan
 from ddtree_ops.model import Profile
 from ddtree_ops.remote.transport import Transport
 
@@ -54,6 +55,14 @@ def prove(
         plan = gate_plan(profile, url, expect, workspace, _api_key(transport, profile))
         plan = dataclasses.replace(plan, **(overrides or {}))
         return run_gate(plan, (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None)
+
+
+def preflight(transport: Transport, profile: Profile, workspace: Path | None) -> None:
+    """What would keep the gate from running, found before anything is changed.
+
+    Raises UsageError for prompts or limits that cannot give a verdict, Failed for an api key that cannot be read.
+    """
+    check_plan(gate_plan(profile, "http://127.0.0.1", {}, workspace, _api_key(transport, profile)))
 
 
 def _api_key(transport: Transport, profile: Profile) -> str | None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from ddtree_ops.cli.fleet import worst
 from ddtree_ops.cli.logs import new_lines
+from ddtree_ops.cli.power import outcome
 from ddtree_ops.model import init_workspace
 
 COMMANDS = [
@@ -160,3 +165,70 @@ def test_help_imports_nothing_heavy() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply", "code", "words"),
+    [
+        ("stop", {"active": {"state": "inactive"}}, 0, "inactive"),
+        ("start", {"active": {"state": "failed"}}, 1, "failed"),
+        ("restart", {"active": {"state": "active"}}, 0, "active"),
+        ("recover", {"result": "nothing", "generation": 3}, 0, "nothing to recover, generation 3"),
+        ("recover", {"result": "recovered", "generation": None}, 0, "nothing is deployed"),
+        ("unlock", {"released": True, "was": None, "unfinished": None}, 0, "nobody"),
+        (
+            "unlock",
+            {"released": False, "was": {"who": "ann", "txn": "t1"}, "unfinished": "t1"},
+            7,
+            "still locked by ann",
+        ),
+    ],
+)
+def test_what_the_host_answered_is_what_is_said(verb: str, reply: dict[str, Any], code: int, words: str) -> None:
+    got, said = outcome(verb, reply)
+    assert got == code and words in said
+
+
+def test_a_reader_that_went_away_stops_nothing() -> None:
+    """``ddtree deploy 2>&1 | head -1``: the client must stay, or the host goes back when its lease ends."""
+    code = (
+        "import sys\n"
+        "from ddtree_ops.cli.screen import Screen\n"
+        "screen = Screen()\n"
+        "for n in range(500):\n"
+        "    screen.step(f'step {n}')\n    screen.say(f'line {n}')\n    screen.table('t', ['a'], [['b' * 99]])\n"
+        "sys.exit(42)\n"
+    )
+    done = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout is not None
+    done.stdout.readline()
+    done.stdout.close()
+    assert done.wait(60) == 42
+
+
+def test_ctrl_c_is_one_json_document_too(workspace: Path) -> None:
+    file = workspace / "inventories" / "ct200.yaml"
+    inventory = yaml.safe_load(file.read_text())
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and never says SSH-
+        inventory.update(address="127.0.0.1", port=silent.getsockname()[1])
+        file.write_text(yaml.safe_dump(inventory))
+        client = subprocess.Popen(
+            [sys.executable, "-m", "ddtree_ops.cli", "status", "--host", "ct200", "--json"],
+            cwd=workspace,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        silent.settimeout(30)
+        connection, _ = silent.accept()
+        time.sleep(0.3)
+        client.send_signal(signal.SIGINT)
+        out, err = client.communicate(timeout=30)
+        connection.close()
+    assert client.returncode == 130 and b"Traceback" not in err
+    assert json.loads(out)["hosts"][0]["error"]["exit_code"] == 130
