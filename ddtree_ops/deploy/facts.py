@@ -108,6 +108,7 @@ class Facts(msgspec.Struct, frozen=True):
     unfinished: str | None = None
     lock: Lock | None = None
     next_generation: int = 1
+    adopt_generation: int = 0
     generation: Generation | None = None
     unit: Unit = Unit()
     active: Active = Active()

@@ -31,7 +31,8 @@ class Plan:
 
     ``reasons`` say why it is not a no-op; ``drift`` lists what somebody else changed on the host, which needs
     ``--adopt`` or ``--overwrite``; ``notes`` are promises and limits worth reading before saying yes.
-    ``from_`` is the generation to come back to (None: the service is removed again), ``to`` the one tried.
+    ``from_`` is the generation to come back to (None: the service is removed again), ``to`` the one tried. ``adopts``:
+    what is installed is not as ddtree left it and is kept as a generation of its own, the one to come back to.
     """
 
     host: str
@@ -43,6 +44,7 @@ class Plan:
     reasons: tuple[str, ...] = ()
     drift: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    adopts: bool = False
     diff: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,6 +67,7 @@ class Plan:
             "reasons": list(self.reasons),
             "drift": list(self.drift),
             "notes": list(self.notes),
+            "adopts": self.adopts,
             "diff": self.diff,
         }
 
@@ -200,7 +203,10 @@ def make_plan(
             expect=expect,
         )
 
+    adopts = adopt and bool(drift)
     number = facts.next_generation or 1
+    if adopts and facts.adopt_generation == number:
+        number += 1  # the host gives that one to what it keeps
     files = dict(render(deployment, release, number).files)
     profile = deployment.profile
     meta = {
@@ -217,8 +223,9 @@ def make_plan(
         host=deployment.host.name,
         service=deployment.service_name,
         action="deploy",
-        from_=facts.state.confirmed,
+        from_=facts.adopt_generation if adopts else facts.state.confirmed,
         to=number,
+        adopts=adopts,
         release=release,
         reasons=tuple(reasons),
         drift=tuple(() if overwrite or adopt else drift),

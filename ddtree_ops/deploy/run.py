@@ -194,7 +194,7 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
         deployment,
         txn=new_txn(),
         author=author(deployment.workspace_path),
-        adopt=options.adopt,
+        adopt=plan.adopts,
         overwrite=options.overwrite,
     )
     end, verdict = apply(session, sealed, deployment.profile, ui, python=seen.system.python)

@@ -262,3 +262,15 @@ def test_a_port_that_another_holds_is_refused_before_anything_is_sent(
     seen = facts(empty_host(port_owner=held))
     with pytest.raises(Failed, match="30000 is taken by") if refused else contextlib.nullcontext():
         require_free_port("ct200", 30000, seen)
+
+
+@pytest.mark.parametrize(("kept", "tried"), [(0, 4), (4, 5)])
+def test_what_was_edited_is_adopted_beside_the_generations(ct200: Deployment, kept: int, tried: int) -> None:
+    """The host numbers an adopted unit 0, or the next free number; the plan must count as the host does."""
+    reply = deployed_host(ct200)
+    reply["adopt_generation"] = kept
+    unedited = make_plan(with_profile(ct200, "b16k4"), RELEASE, facts(reply), adopt=True)
+    assert (unedited.adopts, unedited.from_, unedited.to) == (False, 3, 4)
+    reply["unit"]["sha256"] = "1" * 64
+    plan = make_plan(ct200, RELEASE, facts(reply), adopt=True)
+    assert (plan.adopts, plan.from_, plan.to) == (True, kept, tried)
