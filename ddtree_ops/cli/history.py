@@ -44,8 +44,16 @@ def history(
         title = f"{deployment.host.name}: {deployment.service_name} (* runs)"
         screen.table(title, ["generation", "made", "profile", "release", "by", "verdict"], rows)
         for row in reversed(reply["history"]):
-            how = f"{row.get('action') or row.get('note') or ''} to {row.get('target')}: {row['end'] or 'unfinished'}"
-            screen.say(f"{local_time(row['t'])} {row['txn']} {how} {row.get('reason') or ''}".rstrip())
+            screen.say(f"{local_time(row['t'])} {row['txn']} {told(row)}")
         return 0, {"history": reply}
 
     return each(screen, select(host, service, None, workspace), act, table=False)
+
+
+def told(row: dict[str, Any]) -> str:
+    """One transaction in words. What an operator did by hand (stop, start, restart) has no target and no end."""
+    if row.get("action") is None:
+        how, by = str(row.get("note") or "?"), row.get("who")
+    else:
+        how, by = f"{row['action']} to {row.get('target')}: {row['end'] or 'unfinished'}", None
+    return " ".join(part for part in (how, f"by {by}" if by else "", row.get("reason") or "") if part)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ddtree_ops.cli.fleet import worst
+from ddtree_ops.cli.history import told
 from ddtree_ops.cli.logs import new_lines
 from ddtree_ops.cli.power import outcome
 from ddtree_ops.model import init_workspace
@@ -187,6 +188,18 @@ def test_help_imports_nothing_heavy() -> None:
 def test_what_the_host_answered_is_what_is_said(verb: str, reply: dict[str, Any], code: int, words: str) -> None:
     got, said = outcome(verb, reply)
     assert got == code and words in said
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"action": "deploy", "target": 4, "end": "confirmed", "reason": ""}, "deploy to 4: confirmed"),
+        ({"action": "deploy", "target": 4, "end": None}, "deploy to 4: unfinished"),
+        ({"note": "stop", "end": None, "who": "ann", "reason": None}, "stop by ann"),
+    ],
+)
+def test_history_says_what_each_transaction_was(row: dict[str, Any], words: str) -> None:
+    assert told(row) == words
 
 
 def test_a_reader_that_went_away_stops_nothing() -> None:
