@@ -105,7 +105,10 @@ class Screen:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError("this would change a host and there is no terminal to ask at", hint="say --yes")
-        return typer.confirm(question, err=True)
+        try:
+            return typer.confirm(question, err=True)
+        except typer.Abort:  # Ctrl-C, or the end of the input
+            raise KeyboardInterrupt from None
 
     def _end_progress(self) -> None:
         if self._progress is not None:

@@ -88,6 +88,13 @@ def test_errors_are_one_json_document(tmp_path: Path) -> None:
     assert json.loads(refused.stdout)["error"]["exit_code"] == 2
 
 
+@pytest.mark.parametrize("words", [["deploy", "--bogus"], ["rollback", "--to", "x"], ["unlock"], ["nonsense"]])
+def test_wrong_options_are_one_json_document(tmp_path: Path, words: list[str]) -> None:
+    refused = ddtree(tmp_path, *words, "--json")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert json.loads(refused.stdout)["error"]["exit_code"] == 2
+
+
 def test_an_unknown_host_is_named_with_the_known_ones(workspace: Path) -> None:
     refused = ddtree(workspace, "plan", "--host", "ct20")
     assert refused.returncode == 2
@@ -148,6 +155,18 @@ def test_the_worst_exit_code_wins() -> None:
 )
 def test_following_a_log_shows_each_line_once(before: list[str], now: list[str], new: list[str]) -> None:
     assert new_lines(before, now) == new
+
+
+def test_following_ends_with_its_reader() -> None:
+    code = "import time\nfrom ddtree_ops.cli.logs import require_reader\nprint('x', flush=True)\n"
+    code += "require_reader()\nprint('y', flush=True)\ntime.sleep(0.5)\nrequire_reader()\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as done:
+        assert done.stdout is not None and done.stderr is not None
+        assert (done.stdout.readline(), done.stdout.readline()) == (b"x\n", b"y\n")
+        done.stdout.close()
+        assert b"BrokenPipeError" in done.stderr.read()
 
 
 def test_help_imports_nothing_heavy() -> None:
