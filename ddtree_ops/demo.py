@@ -32,6 +32,7 @@ SERVICE = "demo"
 PROFILES = ("ar", "chain", "b8k4")
 FAULT = "mask-rows-by-block-size"
 MAX_NEW_TOKENS = 128
+GATE_TOKENS = 32  # half of the tiny profile's, so that four gates fit into the demo
 CONCURRENCY = 8
 MEASURE_LIMIT_S = 600
 
@@ -186,9 +187,11 @@ def _workspace(scratch: Path) -> Iterator[Workspace]:
         "supervisor": "process",
         "root": str(scratch / "host"),
         "gpus": {"count": 0, "name": "none", "arch": "none", "memory_gib": 0, "interconnect": "none"},
-        "services": {SERVICE: {"base": "tiny", "profile": PROFILES[-1], "port": _free_port()}},
+        "services": {SERVICE: {"base": "demo", "profile": PROFILES[-1], "port": _free_port()}},
     }
     (inventories / "local.yaml").write_text(yaml.safe_dump(local))
+    short = {"extends": "tiny", "exactness": {"max_new_tokens": GATE_TOKENS}}
+    (inventories / "profiles" / "demo.yaml").write_text(yaml.safe_dump(short))
     faulty = {"extends": PROFILES[-1], "extra_args": ["--fault", FAULT]}
     (inventories / "profiles" / "faulty.yaml").write_text(yaml.safe_dump(faulty))
     workspace = load_workspace(scratch)

@@ -347,30 +347,3 @@ def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds
         raise Failed(f"{plan.host}: {reason}; nothing was changed", hint=log)
     commands = "\n".join(str(line) for line in end.get("commands") or [f"ddtree recover --host {plan.host}"])
     raise NeedsHand(f"{plan.host}: the restore failed: {reason}", hint=commands)
-
-
-def verify(session: Session, seen: Facts, ui: Ui, overrides: dict[str, Any] | None = None) -> Verdict:
-    """The gate alone, under the profile that runs now and not the inventory's. Raises Failed when nothing runs."""
-    deployment = session.deployment
-    generation = seen.generation
-    if seen.active.state != "active":
-        raise Failed(f"{deployment.host.name}: {deployment.service_name} is {seen.active.state}, nothing to verify")
-    profile = deployment.profile
-    health: dict[str, Any] = {"port": deployment.service.port, "expect": {}}
-    if seen.state.pending is not None:
-        raise Locked(
-            f"{deployment.host.name}: deploy {seen.state.pending.txn} has not ended",
-            hint="it runs its own gate; if nobody is at it any more: ddtree recover",
-        )
-    if generation is not None and not generation.adopted:
-        profile = profile_from_json(session.agent.call("generation", n=generation.n)["files"]["profile.json"])
-        health |= generation.meta.get("health") or {}
-    return prove(
-        session.transport,
-        profile,
-        port=int(health["port"]),
-        expect=health["expect"],
-        workspace=deployment.workspace_path,
-        progress=ui.progress,
-        overrides=overrides,
-    )

@@ -27,11 +27,14 @@ class Arguments:
     context_length: int | None = None
     max_running_requests: int = 16
     max_total_tokens: int | None = None
+    page_size: int = 16
+    disable_radix_cache: bool = False
     speculative_algorithm: str | None = None
     speculative_draft_model_path: Path | None = None
     speculative_num_draft_tokens: int | None = None
     speculative_ddtree_budget: int | None = None
     speculative_ddtree_topk: int | None = None
+    speculative_sampling: str | None = None
     skip_tokenizer_init: bool = False
     fault: Fault | None = None
     num_threads: int | None = None
@@ -46,6 +49,7 @@ def check_arguments(a: Arguments) -> None:
         "--speculative-num-draft-tokens": a.speculative_num_draft_tokens,
         "--speculative-ddtree-budget": a.speculative_ddtree_budget,
         "--speculative-ddtree-topk": a.speculative_ddtree_topk,
+        "--speculative-sampling": a.speculative_sampling,
     }
     present = [name for name, value in given.items() if value is not None]
     if a.speculative_algorithm is None:
@@ -91,6 +95,8 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     p.add_argument(
         "--max-total-tokens", type=_bounded(1), help="KV slots; default: enough for all running requests, within 2 GiB"
     )
+    p.add_argument("--page-size", type=_bounded(1, 1 << 16), default=16, help="tokens a page of the prefix cache")
+    p.add_argument("--disable-radix-cache", action="store_true", help="keep no KV of requests that have ended")
     p.add_argument("--speculative-algorithm", choices=("NONE", "DFLASH", "DDTREE"), default="NONE")
     p.add_argument("--speculative-draft-model-path", type=Path)
     p.add_argument("--speculative-num-draft-tokens", type=_bounded(1), help="must agree with budget + 1 or block_size")
@@ -98,6 +104,11 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         "--speculative-ddtree-budget", type=_bounded(1, 1024), help="tree nodes verified a step, root excluded"
     )
     p.add_argument("--speculative-ddtree-topk", type=_bounded(1), help="candidates kept a draft position")
+    p.add_argument(
+        "--speculative-sampling",
+        choices=("per-node", "rejection"),
+        help="how drafts are verified above temperature 0; per-node (default) draws AR's very tokens from a seed",
+    )
     p.add_argument("--skip-tokenizer-init", action="store_true", help="serve token ids only")
     p.add_argument(
         "--fault", type=Fault, choices=list(Fault), help="; ".join(f"{f}: {text}" for f, text in FAULTS.items())

@@ -37,19 +37,33 @@ def _bias(allowed: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
 
 class PromptAttention:
-    """Causal attention inside each of the concatenated prompts; also stores their KV. No mask buffer, no draft."""
+    """Causal attention inside each of the concatenated prompts and to its cached prefix; also stores their KV.
 
-    def __init__(self, pool: KVPool, slots: Tensor, lengths: list[int]) -> None:
-        """slots int64 [rows]: where row t's KV goes; lengths: rows of each prompt, in order."""
-        self._pool, self._slots, self._lengths = pool, slots, lengths
+    No mask buffer, no draft.
+    """
+
+    def __init__(self, pool: KVPool, slots: Tensor, lengths: list[int], cached: list[Tensor]) -> None:
+        """slots int64 [rows]: where row t's KV goes; lengths: rows of each prompt, in order; cached: slots before."""
+        self._pool, self._slots, self._lengths, self._cached = pool, slots, lengths, cached
 
     def __call__(self, layer: int, query: Tensor, kv: Tensor) -> Tensor:
         self._pool.write(layer, self._slots, kv)
         outputs = []
-        for q, own in zip(torch.split(query, self._lengths), torch.split(kv, self._lengths), strict=True):
+        parts = zip(torch.split(query, self._lengths), torch.split(kv, self._lengths), self._cached, strict=True)
+        for q, own, before in parts:
             keys, values = own.transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
+            allowed = None
+            if before.numel():
+                first = self._pool.read(layer, before.unsqueeze(0))
+                keys, values = torch.cat((first[0], keys), dim=2), torch.cat((first[1], values), dim=2)
+                allowed = torch.ones(q.shape[0], keys.shape[2], dtype=torch.bool).tril(before.numel())
             mixed = F.scaled_dot_product_attention(
-                q.transpose(0, 1).unsqueeze(0), keys, values, is_causal=True, enable_gqa=True
+                q.transpose(0, 1).unsqueeze(0),
+                keys,
+                values,
+                attn_mask=allowed,
+                is_causal=allowed is None,
+                enable_gqa=True,
             )
             outputs.append(mixed.squeeze(0).transpose(0, 1).reshape(q.shape[0], -1))
         return torch.cat(outputs)

@@ -5,6 +5,8 @@ Target and drafter share slot numbers, as in SGLang. Slot 0 belongs to nobody: i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,29 +48,49 @@ class SlotTable:
         self._table = torch.zeros(rows, columns, dtype=torch.int64)
         self._free_rows = list(range(rows - 1, -1, -1))
         self._free_slots = list(range(slots - 1, 0, -1))
-        self._owned: dict[int, list[int]] = {}
+        self._owned: dict[int, set[int]] = {}
 
     @property
     def free(self) -> int:
-        """Slots that no request owns."""
+        """Slots that neither a request nor the cache owns."""
         return len(self._free_slots)
 
-    def allocate(self, count: int) -> int | None:
-        """A row that owns `count` slots, or None while there is no room. Raises ValueError if it can never fit."""
+    @property
+    def has_row(self) -> bool:
+        """Whether one more request has a row."""
+        return bool(self._free_rows)
+
+    def allocate(self, count: int, shared: Sequence[int] = ()) -> int | None:
+        """A row of `count` slots, or None while there is no room. Raises ValueError if it can never fit.
+
+        shared: slots to begin with that the row only borrows.
+        """
         if count > min(self.columns, self.slots):
             raise ValueError(f"{count} slots asked, a row holds {self.columns} of {self.slots}")
-        if not self._free_rows or count > len(self._free_slots):
+        own = count - len(shared)
+        if not self._free_rows or own > len(self._free_slots):
             return None
         row = self._free_rows.pop()
-        taken = self._free_slots[-count:]
-        del self._free_slots[-count:]
-        self._owned[row] = taken
+        taken = self._free_slots[len(self._free_slots) - own :]
+        del self._free_slots[len(self._free_slots) - own :]
+        self._owned[row] = set(taken)
         self._table[row].zero_()
-        self._table[row, :count] = torch.tensor(taken, dtype=torch.int64)
+        self._table[row, :count] = torch.tensor([*shared, *taken], dtype=torch.int64)
         return row
 
+    def disown(self, row: int, start: int, stop: int) -> list[int]:
+        """Slots of positions start..stop-1, which the row borrows from now on. Raises KeyError unless it owns them."""
+        slots: list[int] = self._table[row, start:stop].tolist()
+        for slot in slots:
+            self._owned[row].remove(slot)
+        return slots
+
+    def reclaim(self, slots: Sequence[int]) -> None:
+        """Take back slots that were disowned and that nobody borrows any more."""
+        self._free_slots.extend(slots)
+
     def release(self, row: int) -> None:
-        """Give a row and its slots back. Raises KeyError when it is not owned (a double free)."""
+        """Give a row and its own slots back. Raises KeyError when it is not owned (a double free)."""
         self._free_slots.extend(self._owned.pop(row))
         self._free_rows.append(row)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .arguments import ArgumentError, Arguments
+from .cache import PrefixCache
 from .config import DraftConfig, ModelConfig, load_draft_config, load_target_config
 from .drafter import Drafter
 from .kv import KVPool, SlotTable
@@ -62,12 +63,14 @@ def build_decoder(a: Arguments, resolved: Resolved) -> Decoder:
     positions = resolved.context_length + max(resolved.width, block)
     target = Target(a.model_path, resolved.model, dtype, positions)
     table = SlotTable(a.max_running_requests, resolved.context_length + resolved.width, slots)
+    cache = PrefixCache(table, None if a.disable_radix_cache else a.page_size)
     pool = KVPool(resolved.model, slots, dtype)
     if resolved.draft is None or a.speculative_draft_model_path is None:
-        return Decoder(target, table, pool)
+        return Decoder(target, cache, pool)
     drafter = Drafter(a.speculative_draft_model_path, resolved.draft, target, slots, positions)
-    draft = Draft(a.speculative_ddtree_budget, a.speculative_ddtree_topk or 1)
-    return Decoder(target, table, pool, drafter, draft, a.fault)
+    rejection = a.speculative_sampling == "rejection"
+    draft = Draft(a.speculative_ddtree_budget, a.speculative_ddtree_topk or 1, rejection)
+    return Decoder(target, cache, pool, drafter, draft, a.fault)
 
 
 def _total_tokens(a: Arguments, model: ModelConfig, draft: DraftConfig | None, row: int, width: int) -> int:

@@ -207,7 +207,9 @@ def main(argv: list[str] | None = None) -> int:
     o = p.parse_args(argv)
     if o.num_threads is not None:
         torch.set_num_threads(o.num_threads)
-    base = Arguments(o.pair / "target", dtype=o.dtype, max_running_requests=o.concurrency, fault=o.fault)
+    base = Arguments(
+        o.pair / "target", dtype=o.dtype, max_running_requests=o.concurrency, fault=o.fault, disable_radix_cache=True
+    )
     try:
         rows = read_rows(o.prompts or o.pair / "held_out.json")[: o.rows]
         outcomes = measure(base, o.pair / "draft", rows, o.pairs, o.max_new_tokens)

@@ -43,6 +43,7 @@ class Metrics:
         self._running = gauge("sglang:num_running_reqs", "Requests in flight.")
         self._queued = gauge("sglang:num_queue_reqs", "Requests that wait for a place.")
         self._prompt_tokens = counter("sglang:prompt_tokens", "Prompt tokens prefilled.")
+        self._cached_tokens = counter("sglang:cached_tokens", "Prompt tokens found in the prefix cache.")
         self._generated = counter("sglang:generation_tokens", "Tokens generated.")
         self._verify_calls = counter("sglang:spec_verify_calls", "Verify steps, one a request and step.")
         self._first_token = prometheus.Histogram(
@@ -66,9 +67,10 @@ class Metrics:
             self._window.clear()
             self._throughput.set(0.0)
 
-    def prefilled(self, tokens: int) -> None:
-        """`tokens` of a prompt went through the prefill."""
+    def prefilled(self, tokens: int, cached: int) -> None:
+        """`tokens` of a prompt went through the prefill, `cached` more came from the cache."""
         self._prompt_tokens.inc(tokens)
+        self._cached_tokens.inc(cached)
 
     def first_token(self, seconds: float) -> None:
         """A request got its first token, from its prefill."""

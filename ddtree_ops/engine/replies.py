@@ -40,6 +40,7 @@ class Reply:
         total.input_top += update.input_top
         total.output_logprobs += update.output_logprobs
         total.output_top += update.output_top
+        total.cached_tokens = update.cached_tokens
         total.verify_count, total.finish, total.failed = update.verify_count, update.finish, update.failed
 
     def render(self) -> dict[str, Any]:
@@ -56,7 +57,7 @@ class Reply:
             "finish_reason": total.finish,
             "prompt_tokens": len(item.prompt),
             "completion_tokens": len(total.output_ids),
-            "cached_tokens": 0,
+            "cached_tokens": total.cached_tokens,
         }
         if total.verify_count:
             meta["spec_verify_ct"] = total.verify_count

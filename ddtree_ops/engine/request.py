@@ -21,6 +21,36 @@ class LogprobOptions:
     top: int
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen: SGLang's sampling parameters. The default is greedy, without penalties.
+
+    seed: an int64 that with a position fixes a draw. top_k -1: all.
+    """
+
+    temperature: float = 0.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken; below 1e-6 SGLang reads a temperature as 0."""
+        return self.temperature < 1e-6 or self.top_k == 1
+
+    @property
+    def penalises(self) -> bool:
+        """Whether the output so far changes the logits."""
+        return (self.frequency_penalty, self.presence_penalty, self.repetition_penalty) != (0.0, 0.0, 1.0)
+
+
+GREEDY = Sampling()
+
+
 @dataclass
 class Update:
     """Progress of one request since its last update, safe to hand to another thread.
@@ -29,6 +59,7 @@ class Update:
     that they committed, those included that then fell behind a stop or the length limit.
     finish: None while it runs, else SGLang's finish_reason: {type: length, length} | {type: stop, matched} |
     {type: abort, message}. `failed` marks an abort for which the engine, not the client, is to blame.
+    cached_tokens: prompt tokens whose KV came from the prefix cache.
     """
 
     output_ids: list[int] = field(default_factory=list)
@@ -38,6 +69,7 @@ class Update:
     output_top: list[Top] = field(default_factory=list)
     verify_count: int = 0
     committed: int = 0
+    cached_tokens: int = 0
     finish: dict[str, str | int] | None = None
     failed: bool = False
 
@@ -47,6 +79,7 @@ class Request:
     """A validated request. max_new_tokens may be 0: the prompt is scored and nothing is generated.
 
     `sink` gets every update, from the engine's thread; `stream` asks for one a step and not only the last.
+    Prefixes are shared inside a `namespace` only (extra_key).
     """
 
     rid: str
@@ -56,4 +89,6 @@ class Request:
     logprobs: LogprobOptions | None
     stream: bool
     sink: Callable[[Update], None]
+    sampling: Sampling = GREEDY
+    namespace: str = ""
     created: float = field(default_factory=time.monotonic)

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from . import logprobs
+from .cache import Lease
 from .metrics import Metrics
 from .request import Request, Update
+from .sampling import tempered
 from .step import Decoder, Prompt, Sequence
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ _PREFILL_TOKENS = 4096
 @dataclass
 class _Running:
     request: Request
+    lease: Lease
     sequence: Sequence
     generated: int = 0
     verify_count: int = 0
@@ -96,7 +99,15 @@ class Scheduler:
     def load(self) -> tuple[int, int, int]:
         """(requests running, requests waiting, KV slots free) now."""
         with self._condition:
-            return len(self._running), len(self._queue), self._decoder.table.free
+            return len(self._running), len(self._queue), self._decoder.cache.free
+
+    def flush(self) -> bool:
+        """Forget the prefix cache. False, and nothing done, while requests run or wait."""
+        with self._condition:
+            if self._running or self._queue:
+                return False
+            self._decoder.cache.flush()
+            return True
 
     def busy_for(self) -> float:
         """Seconds that the present step has taken so far; 0.0 when idle. A large value means a wedged loop."""
@@ -158,22 +169,28 @@ class Scheduler:
             tokens += len(request.prompt)
             if joining and tokens > _PREFILL_TOKENS:
                 break
-            row = self._decoder.table.allocate(self.slots_for(len(request.prompt), request.max_new_tokens))
-            if row is None:
+            needed = self.slots_for(len(request.prompt), request.max_new_tokens)
+            # Whatever is cached has no logits: those that are wanted must be computed.
+            lease = self._decoder.cache.join(request.prompt, _logits_from(request), needed, request.namespace)
+            if lease is None:
                 break
-            joining.append(_Running(self._queue.popleft(), Sequence(row)))
+            joining.append(_Running(self._queue.popleft(), lease, Sequence(lease.row, sampling=request.sampling)))
             self._running.append(joining[-1])
         return joining
 
     def _prefill(self, joining: list[_Running]) -> None:
+        cache = self._decoder.cache
         prompts = []
         for r in joining:
-            last = len(r.request.prompt) - 1
-            start = r.request.logprobs.start if r.request.logprobs else last
-            prompts.append(Prompt(r.sequence, r.request.prompt, start, r.request.max_new_tokens > 1))
+            limit = r.request.max_new_tokens
+            steps = limit > 1 or (cache.keeps and limit == 1)
+            prompts.append(Prompt(r.sequence, r.request.prompt, _logits_from(r.request), steps, r.lease.cached))
         for r, logits in zip(joining, self._decoder.prefill(prompts), strict=True):
             request = r.request
-            self._metrics.prefilled(len(request.prompt))
+            self._metrics.prefilled(len(request.prompt) - r.lease.cached, r.lease.cached)
+            if request.max_new_tokens:
+                # A prompt that was only scored left no draft context: it is not kept.
+                cache.keep(r.lease, request.prompt)
             if (wanted := request.logprobs) is not None:
                 r.pending.input_logprobs, r.pending.input_top = logprobs.of_prompt(
                     logits, request.prompt, wanted.start, wanted.top
@@ -181,7 +198,8 @@ class Scheduler:
             if request.max_new_tokens:
                 self._metrics.first_token(time.monotonic() - request.created)
                 if wanted is not None:
-                    chosen = logprobs.of_tokens(logits[-1:], [r.sequence.bonus], wanted.top)
+                    used = tempered(logits[-1:], request.sampling)
+                    chosen = logprobs.of_tokens(used, [r.sequence.bonus], wanted.top)
                     r.pending.output_logprobs, r.pending.output_top = chosen
                 self._gain(r, [r.sequence.bonus])
             else:
@@ -228,12 +246,17 @@ class Scheduler:
         with self._condition:
             self._running.remove(r)
             self._known.discard(r.request.rid)
-            self._decoder.table.release(r.sequence.row)
+            # Behind a stop or the limit the path may go on: what nobody was given is not kept either.
+            committed = [*r.request.prompt, *r.sequence.output[: r.generated]][: r.sequence.length]
+            if r.generated and not failed:
+                self._decoder.cache.keep(r.lease, committed)
+            self._decoder.cache.leave(r.lease)
         r.pending.finish, r.pending.failed = finish, failed
         self._send(r)
 
     def _send(self, r: _Running) -> None:
         r.pending.verify_count, r.pending.committed = r.verify_count, r.committed
+        r.pending.cached_tokens = r.lease.cached
         update, r.pending = r.pending, Update()
         r.request.sink(update)
 
@@ -246,3 +269,8 @@ class Scheduler:
             request.sink(Update(finish={"type": "abort", "message": reason}, failed=failed))
         for r in list(self._running):
             self._finish(r, {"type": "abort", "message": reason}, failed=failed)
+
+
+def _logits_from(request: Request) -> int:
+    """The first prompt position whose logits are wanted."""
+    return request.logprobs.start if request.logprobs else len(request.prompt) - 1

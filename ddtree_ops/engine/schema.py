@@ -7,12 +7,14 @@ SGLang's neutral values of it are accepted, so that a client written for SGLang 
 from __future__ import annotations
 
 import json
+import random
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from .request import LogprobOptions
+from .request import GREEDY, LogprobOptions, Sampling
 
 MAX_BATCH = 1024
 MAX_TOP_LOGPROBS = 64
@@ -22,14 +24,10 @@ _MAX_INT = (1 << 31) - 1
 _FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "extra_key", "stream"}) | frozenset(
     {"return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"}
 )
-_SAMPLING_FIELDS = frozenset({"max_new_tokens", "temperature", "stop_token_ids", "ignore_eos"})
+_SAMPLING_FIELDS = frozenset({"max_new_tokens", "stop_token_ids", "ignore_eos", "top_k", "sampling_seed"}) | frozenset(
+    {"temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"}
+)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "top_p": (None, 1, 1.0),
-    "top_k": (None, -1, 1),
-    "min_p": (None, 0, 0.0),
-    "frequency_penalty": (None, 0, 0.0),
-    "presence_penalty": (None, 0, 0.0),
-    "repetition_penalty": (None, 1, 1.0),
     "min_new_tokens": (None, 0),
     "n": (None, 1),
     "stop": (None, [], ""),
@@ -75,6 +73,8 @@ class Item:
     max_new_tokens: int
     stop_token_ids: frozenset[int]
     logprobs: LogprobOptions | None
+    sampling: Sampling = GREEDY
+    namespace: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,8 @@ def parse_generate(body: dict[str, Any], limits: Limits) -> Call:
     with_text = _boolean(body.get("return_text_in_logprobs", False), "return_text_in_logprobs")
     if with_text and limits.tokenize is None:
         raise RequestError("return_text_in_logprobs", "needs a tokenizer, and the server runs without one")
-    for i, key in enumerate(_spread(body, "extra_key", None, count, single)):
+    keys = _spread(body, "extra_key", None, count, single)
+    for i, key in enumerate(keys):
         if key is not None and not isinstance(key, str):
             raise RequestError(_at("extra_key", i, single), f"must be a string, got {_kind(key)}")
     rids = _rids(body, count, single)
@@ -123,8 +124,10 @@ def parse_generate(body: dict[str, Any], limits: Limits) -> Call:
         options = _logprob_options(want[i], start[i], top[i], len(prompt), limits, None if single else i)
         listed = isinstance(body.get("sampling_params"), list) and not single
         name = f"sampling_params[{i}]" if listed else "sampling_params"
-        limit, stops = _sampling(sampling[i], name, limits)
-        items.append(Item(rids[i], prompt, _room(prompt, limit, _at(source, i, single), limits), stops, options))
+        params = _parameters(sampling[i], name)
+        limit, stops = _ends(params, name, limits)
+        limit = _room(prompt, limit, _at(source, i, single), limits)
+        items.append(Item(rids[i], prompt, limit, stops, options, _sampling(params, name), keys[i] or ""))
     return Call(items, single, stream, with_text)
 
 
@@ -193,15 +196,16 @@ def _token_ids(value: list[Any], field: str, limits: Limits) -> None:
             raise RequestError(f"{field}[{place}]", f"must be within 0..{limits.vocab_size - 1}, got {_short(token)}")
 
 
-def _sampling(value: object, name: str, limits: Limits) -> tuple[int, frozenset[int]]:
-    """(max_new_tokens, tokens that stop)."""
+def _parameters(value: object, name: str) -> dict[str, Any]:
     params: object = {} if value is None else value
     if not isinstance(params, dict):
         raise RequestError(name, f"must be an object, got {_kind(value)}")
     _known(params, _SAMPLING_FIELDS, _NEUTRAL, f"{name}.")
-    temperature = params.get("temperature")
-    if temperature is not None and (type(temperature) not in (int, float) or temperature != 0):
-        raise RequestError(f"{name}.temperature", f"must be 0 (greedy) or absent, got {_short(temperature)}")
+    return params
+
+
+def _ends(params: dict[str, Any], name: str, limits: Limits) -> tuple[int, frozenset[int]]:
+    """(max_new_tokens, tokens that stop)."""
     limit = params.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS)
     # SGLang reads null as "to the end of the context".
     limit = limits.context_length if limit is None else _integer(limit, f"{name}.max_new_tokens", 0, _MAX_INT)
@@ -211,6 +215,41 @@ def _sampling(value: object, name: str, limits: Limits) -> tuple[int, frozenset[
     _token_ids(stops, f"{name}.stop_token_ids", limits)
     ignore_eos = _boolean(params.get("ignore_eos", False), f"{name}.ignore_eos")
     return limit, frozenset(stops) | (frozenset() if ignore_eos else frozenset(limits.eos_token_ids))
+
+
+def _sampling(params: dict[str, Any], name: str) -> Sampling:
+    """Bounds are SGLang 0.5.17's, but for repetition_penalty, which near 0 would overflow the logits.
+
+    Unlike its 1.0 the default temperature is 0: this engine is greedy unless asked. Without a seed one is drawn.
+    """
+
+    def number(field: str, default: float, low: float, high: float, open_below: bool = False) -> float:
+        value = params.get(field)
+        if value is None:
+            return default
+        if type(value) not in (int, float):
+            raise RequestError(f"{name}.{field}", f"must be a number, got {_kind(value)}")
+        if not low <= value <= high or (open_below and value == low):
+            allowed = f"{'above' if open_below else 'at least'} {low:g} and at most {high:g}"
+            raise RequestError(f"{name}.{field}", f"must be {allowed}, got {_short(value)}")
+        return float(value)
+
+    top_k, seed = params.get("top_k"), params.get("sampling_seed")
+    top_k = -1 if top_k is None else _integer(top_k, f"{name}.top_k", -1, _MAX_INT)
+    if top_k == 0:
+        raise RequestError(f"{name}.top_k", "must be -1 (all) or at least 1, got 0")
+    if seed is None:
+        seed = random.SystemRandom().getrandbits(63)
+    return Sampling(
+        temperature=number("temperature", 0.0, 0.0, sys.float_info.max),
+        top_k=top_k,
+        top_p=number("top_p", 1.0, 0.0, 1.0, open_below=True),
+        min_p=number("min_p", 0.0, 0.0, 1.0),
+        frequency_penalty=number("frequency_penalty", 0.0, -2.0, 2.0),
+        presence_penalty=number("presence_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=number("repetition_penalty", 1.0, 0.001, 2.0),
+        seed=_integer(seed, f"{name}.sampling_seed", -(1 << 63), (1 << 63) - 1),
+    )
 
 
 def _logprob_options(

@@ -121,9 +121,9 @@ class Routes:
         return JSONResponse(self._service.server_info())
 
     async def flush_cache(self, _request: Request) -> Response:
-        """There is no prefix cache yet to flush; as in SGLang 400 while requests run."""
-        running, queued, _ = self._service.scheduler.load()
-        if running or queued:
+        """Forget the prefix cache; as in SGLang 400 while requests run."""
+        if not self._service.scheduler.flush():
+            running, queued, _ = self._service.scheduler.load()
             return error_response(400, f"cache not flushed: {running} requests run and {queued} wait")
         return PlainTextResponse("Cache flushed.\n")
 

@@ -62,6 +62,8 @@ class Progress:
                 logprobs=item.logprobs,
                 stream=call.stream,
                 sink=partial(self._deliver, index),
+                sampling=item.sampling,
+                namespace=item.namespace,
             )
             for index, item in enumerate(call.items)
         ]
@@ -153,7 +155,7 @@ class Service:
         """Resolved arguments under SGLang's names, and internal_states[0]: what the engine really did.
 
         executed: nodes (root excluded), most children of a node and deepest path of the last step's trees, measured
-        on the arrays that it verified; null before the first step.
+        on the arrays that it verified; null before the first step. kv_slots_free counts what eviction would free too.
         """
         a, r = self.arguments, self.resolved
         running, queued, free = self.scheduler.load()
@@ -170,11 +172,14 @@ class Service:
             "vocab_size": r.model.vocab_size,
             "max_running_requests": a.max_running_requests,
             "max_total_tokens": r.max_total_tokens,
+            "page_size": a.page_size,
+            "disable_radix_cache": a.disable_radix_cache,
             "speculative_algorithm": a.speculative_algorithm,
             "speculative_draft_model_path": _text(a.speculative_draft_model_path),
             "speculative_num_draft_tokens": r.num_draft_tokens,
             "speculative_ddtree_budget": a.speculative_ddtree_budget,
             "speculative_ddtree_topk": a.speculative_ddtree_topk,
+            "speculative_sampling": (a.speculative_sampling or "per-node") if a.speculative_algorithm else None,
             "block_size": r.draft.block_size if r.draft else None,
             "version": VERSION,
             "fault": a.fault,
@@ -187,6 +192,7 @@ class Service:
                     "num_running_reqs": running,
                     "num_queue_reqs": queued,
                     "kv_slots_free": free,
+                    "kv_slots_cached": self.decoder.cache.cached,
                     "kv_slots_total": self.decoder.table.slots,
                 }
             ],

@@ -7,7 +7,7 @@ below, so that what is exact for one is exact for all.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,51 +15,66 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .attention import PromptAttention, VerifyAttention, prefix_allowed
+from .cache import PrefixCache
 from .drafter import Drafter
 from .faults import Fault
-from .kv import KVPool, SlotTable
+from .kv import KVPool
 from .mask import ancestors, new_buffer, read_rows, write_rows
+from .request import GREEDY, Sampling
 from .target import Target
 from .tree import Shape, best_first, chain, shape_of
-from .walk import accepted_path
+from .verify import Verified, take
 
 Ints = NDArray[np.int64]
 
 
-class NumericError(RuntimeError):
-    """Logits that are not finite: whatever tokens follow would be meaningless."""
-
-
 @dataclass(frozen=True)
 class Draft:
-    """What is drafted. budget None: the chain of block_size - 1; else a tree of `budget` nodes, topk a position."""
+    """What is drafted. budget None: the chain of block_size - 1; else a tree of `budget` nodes, topk a position.
+
+    rejection: requests that sample verify by rejection and not by a draw a node (see walk).
+    """
 
     budget: int | None
     topk: int
+    rejection: bool = False
 
 
 @dataclass
 class Sequence:
-    """A request as the decoder sees it: its row of slots, L (tokens with target KV) and the bonus token after them."""
+    """A request as the decoder sees it: its row of slots, L (tokens with target KV) and the bonus token after them.
+
+    output: every token gained so far, the bonus token last.
+    """
 
     row: int
     length: int = 0
     bonus: int = -1
+    sampling: Sampling = GREEDY
+    output: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt to prefill: logits are wanted from position `logits_from` on; `steps`: whether decode steps follow."""
+    """A prompt to prefill: logits are wanted from position `logits_from` on.
+
+    steps: whether decode steps follow, this request's or of one that finds the prompt in the cache.
+    cached: tokens whose KV the row has from the cache; never more than logits_from.
+    """
 
     sequence: Sequence
     ids: list[int]
     logits_from: int
     steps: bool
+    cached: int = 0
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Tokens each request gained, bonus last, and which of the logits [rows, vocab] each of them came from."""
+    """Tokens each request gained, bonus last, and which of the logits [rows, vocab] each of them came from.
+
+    The logits are penalised and tempered as each request asks, not filtered.
+    """
 
     tokens: list[list[int]]
     rows: list[list[int]]
@@ -76,12 +91,12 @@ def candidates(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 class Decoder:
-    """Target, drafter and their memory, stepping a batch of sequences greedily. Not thread-safe."""
+    """Target, drafter and their memory, stepping a batch of sequences. Not thread-safe."""
 
     def __init__(
         self,
         target: Target,
-        table: SlotTable,
+        cache: PrefixCache,
         pool: KVPool,
         drafter: Drafter | None = None,
         draft: Draft | None = None,
@@ -90,7 +105,7 @@ class Decoder:
         """drafter and draft are both given (DFLASH, DDTREE) or both absent (AR)."""
         if (drafter is None) != (draft is None):
             raise ValueError("drafter and draft go together")
-        self.target, self.table, self.drafter = target, table, drafter
+        self.target, self.cache, self.table, self.drafter = target, cache, cache.table, drafter
         self._pool, self._draft, self._fault = pool, draft, fault
         self._heads = (target.config.num_heads, target.config.num_kv_heads)
         self._capture = drafter.config.target_layer_ids if drafter else ()
@@ -98,27 +113,33 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Seq[Prompt]) -> list[Tensor]:
-        """One causal pass over whole prompts; sets each sequence's length and bonus token.
+        """One causal pass over what is not cached of the prompts; sets each sequence's length and bonus token.
 
-        Returns logits [len(ids) - logits_from, vocab] of each prompt. The draft context is filled only where steps
-        follow. Raises NumericError.
+        Returns the target's own logits [len(ids) - logits_from, vocab] of each prompt. The draft context is filled
+        only where steps follow. Raises NumericError.
         """
-        counts = [len(prompt.ids) for prompt in prompts]
-        ids = torch.tensor([token for prompt in prompts for token in prompt.ids])
-        positions = torch.cat([torch.arange(count) for count in counts])
-        owner = torch.repeat_interleave(torch.tensor([prompt.sequence.row for prompt in prompts]), torch.tensor(counts))
-        slots = self.table.at(owner, positions)
-        attend = PromptAttention(self._pool, slots, counts)
+        counts = [len(prompt.ids) - prompt.cached for prompt in prompts]
+        ids = torch.tensor([token for prompt in prompts for token in prompt.ids[prompt.cached :]])
+        positions = torch.cat([torch.arange(prompt.cached, len(prompt.ids)) for prompt in prompts])
+        rows = torch.tensor([prompt.sequence.row for prompt in prompts])
+        slots = self.table.at(torch.repeat_interleave(rows, torch.tensor(counts)), positions)
+        cached = [self.table.prefix(rows[i : i + 1], prompt.cached)[0] for i, prompt in enumerate(prompts)]
+        attend = PromptAttention(self._pool, slots, counts, cached)
         hidden, features = self.target.forward(ids, positions, attend, self._capture)
         if self.drafter is not None and features is not None and any(prompt.steps for prompt in prompts):
-            kept = torch.cat([torch.full((len(prompt.ids),), prompt.steps) for prompt in prompts])
+            kept = torch.cat([torch.full((n,), prompt.steps) for n, prompt in zip(counts, prompts, strict=True)])
             self.drafter.append(features[kept], slots[kept], positions[kept])
-        wanted = torch.cat([torch.arange(len(p.ids)) >= p.logits_from for p in prompts])
+        wanted = torch.cat([torch.arange(p.cached, len(p.ids)) >= p.logits_from for p in prompts])
         sizes = [len(prompt.ids) - prompt.logits_from for prompt in prompts]
         logits = list(torch.split(self.target.logits(hidden[wanted]), sizes))
         for prompt, scores in zip(prompts, logits, strict=True):
-            prompt.sequence.length = len(prompt.ids)
-            prompt.sequence.bonus = _choices(scores[-1:])[0]
+            sequence = prompt.sequence
+            sequence.length = len(prompt.ids)
+            # The last prompt token is the root of a tree of its own; nothing was put out before it.
+            root = Verified([0], [0], [prompt.ids[-1]], sequence.length - 1, sequence.sampling, [])
+            (first,), _ = take(scores[-1:], [root], rejection=False)
+            sequence.bonus = first.tokens[0]
+            sequence.output.append(sequence.bonus)
         return logits
 
     @torch.inference_mode()
@@ -127,7 +148,6 @@ class Decoder:
 
         The tokens must lie within each sequence's slots: L + W of them. Raises NumericError.
         """
-        batch = len(sequences)
         rows = torch.tensor([sequence.row for sequence in sequences])
         lengths = torch.tensor([sequence.length for sequence in sequences])
         bonus = torch.tensor([sequence.bonus for sequence in sequences])
@@ -141,17 +161,24 @@ class Decoder:
         hidden, features = self.target.forward(
             torch.from_numpy(token).reshape(-1), self._positions(lengths, depth), attend, self._capture
         )
-        logits = self.target.logits(hidden)
-        choice = np.array(_choices(logits)).reshape(batch, width).tolist()
-        paths = [accepted_path(*tree) for tree in zip(parent.tolist(), token.tolist(), choice, strict=True)]
+        trees = [
+            Verified(*tree, sequence.length, sequence.sampling, sequence.output)
+            for tree, sequence in zip(
+                zip(parent.tolist(), depth.tolist(), token.tolist(), strict=True), sequences, strict=True
+            )
+        ]
+        taken, logits = take(
+            self.target.logits(hidden), trees, rejection=self._draft is not None and self._draft.rejection
+        )
+        paths = [t.path for t in taken]
         self._commit(paths, nodes, lengths, features)
-        gained = []
-        for sequence, path, tokens, chosen in zip(sequences, paths, token.tolist(), choice, strict=True):
-            sequence.length += len(path)
-            sequence.bonus = chosen[path[-1]]
-            gained.append([*(tokens[node] for node in path[1:]), sequence.bonus])
+        for sequence, t in zip(sequences, taken, strict=True):
+            sequence.length += len(t.path)
+            sequence.bonus = t.tokens[-1]
+            sequence.output += t.tokens
         self.executed = shape_of(parent, depth)
-        return StepResult(gained, [[i * width + node for node in path] for i, path in enumerate(paths)], logits)
+        rows_of = [[i * width + node for node in path] for i, path in enumerate(paths)]
+        return StepResult([t.tokens for t in taken], rows_of, logits)
 
     def _propose(self, bonus: Tensor, lengths: Tensor, prefix: Tensor) -> tuple[Ints, Ints, Ints]:
         """(parent, depth, token), each [batch, W]."""
@@ -203,12 +230,3 @@ class Decoder:
             self._pool.move(source[moved], destination[moved])
         if self.drafter is not None and features is not None:
             self.drafter.append(features[request * nodes.shape[1] + node], destination, lengths[request] + order)
-
-
-def _choices(logits: Tensor) -> list[int]:
-    """Argmax of each row, lowest id first among equals. Raises NumericError."""
-    best, choice = logits.max(dim=-1)
-    if not bool(best.isfinite().all()):
-        raise NumericError("the target's logits are not finite")
-    chosen: list[int] = choice.tolist()
-    return chosen

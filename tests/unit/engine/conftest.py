@@ -12,6 +12,7 @@ import torch
 from ddtree_ops.engine import measure
 from ddtree_ops.engine.arguments import Arguments
 from ddtree_ops.engine.loading import build_decoder, resolve
+from ddtree_ops.engine.request import GREEDY, Sampling
 from ddtree_ops.engine.step import Decoder, Prompt, Sequence
 
 from .pairs import VOCABULARY, Plain, write_pair
@@ -76,10 +77,10 @@ class Bench:
         resolved = resolve(a)
         return cls(build_decoder(a, resolved), resolved.width)
 
-    def join(self, prompt: list[int], room: int) -> tuple[Sequence, list[int]]:
+    def join(self, prompt: list[int], room: int, sampling: Sampling = GREEDY) -> tuple[Sequence, list[int]]:
         """A prefilled sequence and its output so far, one token."""
         row = self.decoder.table.allocate(len(prompt) + room + self.width)
         assert row is not None
-        sequence = Sequence(row)
+        sequence = Sequence(row, sampling=sampling)
         self.decoder.prefill([Prompt(sequence, prompt, len(prompt) - 1, True)])
         return sequence, [sequence.bonus]

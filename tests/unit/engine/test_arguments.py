@@ -38,6 +38,8 @@ PAIR = ["--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"]
             ["--model-path", "t", "--speculative-algorithm", "DFLASH", *TREE[2:], *PAIR],
             "--speculative-ddtree-budget needs --speculative-algorithm DDTREE",
         ),
+        (["--model-path", "t", "--speculative-sampling", "rejection"], "--speculative-sampling needs"),
+        (["--model-path", "t", "--speculative-sampling", "x"], "--speculative-sampling"),
         (["--model-path", "t", "--fault", "rope-by-index"], "--fault rope-by-index needs"),
         (["--model-path", "t", "--fault", "nonsense"], "--fault"),
         (["--model-path", "t", "--skip-tokenizer-init", "--tokenizer-path", "p"], "--tokenizer-path contradicts"),

@@ -100,6 +100,23 @@ def test_a_self_score_of_what_was_generated_finds_no_gap(engine: Engine) -> None
     assert all(top[0][:2] == found[:2] for found, top in zip(emitted, best, strict=True))
 
 
+def test_a_seed_fixes_a_sampled_reply_and_logprobs_are_the_tempered_ones(engine: Engine) -> None:
+    params = {"temperature": 1.5, "top_k": 8, "sampling_seed": 3, "max_new_tokens": 40, "ignore_eos": True}
+    body = {"input_ids": [4, 9, 2], "return_logprob": True, "top_logprobs_num": 16}
+    first, again = (engine.generate(**body, sampling_params=params) for _ in range(2))
+    other = engine.generate(**body, sampling_params={**params, "sampling_seed": 4})
+    free = [engine.generate(**body, sampling_params={**params, "sampling_seed": None})["output_ids"] for _ in range(2)]
+    assert first["output_ids"] == again["output_ids"] != other["output_ids"] and free[0] != free[1]
+    cool = engine.generate(**body, sampling_params={**params, "max_new_tokens": 1, "temperature": 0})
+    hot = first["meta_info"]["output_top_logprobs"][0]
+    scores = {token: logprob for logprob, token, _ in cool["meta_info"]["output_top_logprobs"][0]}
+    shift = hot[0][0] - scores[hot[0][1]] / 1.5
+    assert all(abs(logprob - scores[token] / 1.5 - shift) < 1e-4 for logprob, token, _ in hot)
+    # A prefix asked again goes on as the text did: draws hang on the position, not on how it was reached.
+    text = [4, 9, 2, *first["output_ids"][:10]]
+    assert engine.generate(input_ids=text, sampling_params=params)["output_ids"][:30] == first["output_ids"][10:]
+
+
 def test_many_at_once_are_exact(engine: Engine, plain: Plain) -> None:
     batch = prompts(12, seed=17)
 
@@ -150,7 +167,7 @@ def test_a_streamed_batch_names_the_index(engine: Engine, plain: Plain) -> None:
 
 def test_every_malformed_request_gets_a_400_and_the_engine_lives(engine: Engine) -> None:
     for body, field in MALFORMED:
-        answer = engine.client.post("/generate", content=json.dumps(body))
+        answer = engine.client.post("/generate", content=json.dumps(body).replace("Infinity", "1e999"))
         assert answer.status_code == 400, (body, answer.text)
         error = answer.json()["error"]
         assert error["field"] == field and error["code"] == 400 and field in error["message"]
@@ -212,6 +229,20 @@ def test_a_request_can_be_aborted_by_its_rid(engine: Engine) -> None:
     assert engine.client.post("/flush_cache").status_code == 200
 
 
+def test_a_prefix_is_found_again_until_the_cache_is_flushed(engine: Engine) -> None:
+    params = {"max_new_tokens": 8, "ignore_eos": True}
+
+    def cached(key: str | None = None) -> int:
+        reply = engine.generate(input_ids=[7, 3] * 20, sampling_params=params, extra_key=key)
+        found: int = reply["meta_info"]["cached_tokens"]
+        return found
+
+    assert [cached(), cached(), cached("k"), cached("k")] == [0, 32, 0, 32]
+    assert engine.state()["kv_slots_cached"] > 0
+    assert engine.client.post("/flush_cache").status_code == 200
+    assert engine.state()["kv_slots_cached"] == 0 == cached()
+
+
 def test_the_engine_says_what_it_runs(engine: Engine, pair: Path) -> None:
     engine.generate(**LONG)
     info = engine.client.get("/server_info").json()
@@ -230,6 +261,9 @@ def test_the_engine_says_what_it_runs(engine: Engine, pair: Path) -> None:
         "context_length": 96,
         "vocab_size": 16,
         "skip_tokenizer_init": False,
+        "page_size": 16,
+        "disable_radix_cache": False,
+        "speculative_sampling": "per-node",
         "fault": None,
     }
     assert expected.items() <= info.items()

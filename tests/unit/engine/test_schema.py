@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ddtree_ops.engine.request import Sampling
 from ddtree_ops.engine.schema import Call, Limits, RequestError, parse_body, parse_generate
 
 LIMITS = Limits(
@@ -52,7 +53,9 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({"input_ids": [3] * 96}, "input_ids"),
     ({**IDS, "sampling_params": []}, "sampling_params"),
     ({**IDS, "sampling_params": "greedy"}, "sampling_params"),
-    ({**IDS, "sampling_params": {"temperature": 0.7}}, "sampling_params.temperature"),
+    ({**IDS, "sampling_params": {"temperature": 1e999}}, "sampling_params.temperature"),
+    ({**IDS, "sampling_params": {"temperature": 10**400}}, "sampling_params.temperature"),
+    ({**IDS, "sampling_params": {"temperature": [1]}}, "sampling_params.temperature"),
     ({**IDS, "sampling_params": {"temperature": -0.1}}, "sampling_params.temperature"),
     ({**IDS, "sampling_params": {"temperature": "0"}}, "sampling_params.temperature"),
     ({**IDS, "sampling_params": {"temperature": False}}, "sampling_params.temperature"),
@@ -65,8 +68,23 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
     ({**IDS, "sampling_params": {"stop_token_ids": [16]}}, "sampling_params.stop_token_ids[0]"),
     ({**IDS, "sampling_params": {"stop_token_ids": [3, "4"]}}, "sampling_params.stop_token_ids[1]"),
     ({**IDS, "sampling_params": {"ignore_eos": 1}}, "sampling_params.ignore_eos"),
-    ({**IDS, "sampling_params": {"top_p": 0.9}}, "sampling_params.top_p"),
+    ({**IDS, "sampling_params": {"top_p": 0}}, "sampling_params.top_p"),
+    ({**IDS, "sampling_params": {"top_p": 1.01}}, "sampling_params.top_p"),
+    ({**IDS, "sampling_params": {"top_p": "0.9"}}, "sampling_params.top_p"),
     ({**IDS, "sampling_params": {"top_k": True}}, "sampling_params.top_k"),
+    ({**IDS, "sampling_params": {"top_k": 0}}, "sampling_params.top_k"),
+    ({**IDS, "sampling_params": {"top_k": -2}}, "sampling_params.top_k"),
+    ({**IDS, "sampling_params": {"top_k": 2.0}}, "sampling_params.top_k"),
+    ({**IDS, "sampling_params": {"min_p": -0.1}}, "sampling_params.min_p"),
+    ({**IDS, "sampling_params": {"min_p": 1.1}}, "sampling_params.min_p"),
+    ({**IDS, "sampling_params": {"frequency_penalty": 2.5}}, "sampling_params.frequency_penalty"),
+    ({**IDS, "sampling_params": {"presence_penalty": -2.5}}, "sampling_params.presence_penalty"),
+    ({**IDS, "sampling_params": {"repetition_penalty": 0}}, "sampling_params.repetition_penalty"),
+    ({**IDS, "sampling_params": {"repetition_penalty": 1e-9}}, "sampling_params.repetition_penalty"),
+    ({**IDS, "sampling_params": {"repetition_penalty": 2.1}}, "sampling_params.repetition_penalty"),
+    ({**IDS, "sampling_params": {"sampling_seed": 1 << 63}}, "sampling_params.sampling_seed"),
+    ({**IDS, "sampling_params": {"sampling_seed": 1.5}}, "sampling_params.sampling_seed"),
+    ({**IDS, "sampling_params": {"seed": 1}}, "sampling_params.seed"),
     ({**IDS, "sampling_params": {"n": 2}}, "sampling_params.n"),
     ({**IDS, "sampling_params": {"stop": ["x"]}}, "sampling_params.stop"),
     ({**IDS, "sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
@@ -163,6 +181,20 @@ def test_neutral_values_of_what_is_not_computed_are_accepted() -> None:
     neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0, "n": 1, "stop": None, "repetition_penalty": 1}
     item = generate(**IDS, sampling_params={**neutral, "stop_token_ids": [7], "max_new_tokens": 3}).items[0]
     assert item.stop_token_ids == {0, 7}
+
+
+def test_sampling_parameters_are_read_and_absent_ones_are_greedy_and_neutral() -> None:
+    given = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "sampling_seed": -3}
+    penalties = {"frequency_penalty": -2, "presence_penalty": 0.5, "repetition_penalty": 1.3}
+    (item,) = generate(**IDS, sampling_params={**given, **penalties}).items
+    assert item.sampling == Sampling(0.7, 5, 0.9, 0.1, -2.0, 0.5, 1.3, -3)
+    assert item.sampling.penalises and not item.sampling.greedy
+    nulls = dict.fromkeys({**given, **penalties})
+    for params in ({}, nulls, {"temperature": 1e-7, "top_k": -1}, {"temperature": 0.5, "top_k": 1}):
+        (plain,) = generate(**IDS, sampling_params=params).items
+        assert plain.sampling.greedy and not plain.sampling.penalises
+    first, second = generate(input_ids=[[3], [3]], sampling_params={"temperature": 1}).items
+    assert first.sampling.seed != second.sampling.seed
 
 
 def test_a_batch_spreads_and_lists_its_options() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch.testing import assert_close
 
 from ddtree_ops.engine.faults import Fault
-from ddtree_ops.engine.step import Decoder, NumericError, Prompt, Sequence, candidates
+from ddtree_ops.engine.step import Decoder, Prompt, Sequence, candidates
+from ddtree_ops.engine.verify import NumericError
 
 from .conftest import MODES, Bench, prompts
 from .pairs import Plain, write_pair
