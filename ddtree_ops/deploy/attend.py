@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ddtree_ops.deploy.follow import Entry, Follower
-from ddtree_ops.errors import DdtreeError, Failed, Locked, Unreachable
+from ddtree_ops.errors import DdtreeError, Failed, Interrupted, Locked, Unreachable
 from ddtree_ops.exactness import Kind, Verdict
 from ddtree_ops.model import Deployment
 from ddtree_ops.remote.agent import Agent
@@ -44,12 +44,6 @@ class Link(Protocol):
 
     def reconnect(self) -> None:
         """Raises Unreachable."""
-
-
-class Interrupted(DdtreeError):
-    """Ctrl-C while the host was applying; the host is consistent again, or will be by itself as the message says."""
-
-    exit_code = 130
 
 
 @contextlib.contextmanager
@@ -266,6 +260,5 @@ _WORDS = {
     ("start", "begin"): "starting",
     ("health", "begin"): "waiting until it answers with the profile's arguments",
     ("health", "done"): "healthy",
-    ("gate", "begin"): "proving that it is exact",
     ("recover", "begin"): "going back",
 }

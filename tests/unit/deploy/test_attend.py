@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddtree_ops.deploy.attend import Attendance, Interrupted
+from ddtree_ops.deploy.attend import Attendance
 from ddtree_ops.deploy.follow import STOOD_S, Follower
 from ddtree_ops.deploy.run import Session
-from ddtree_ops.errors import Failed, Unreachable
+from ddtree_ops.errors import Failed, Interrupted, Unreachable
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import init_workspace, load_workspace, resolve
 from ddtree_ops.remote.transport import Transport, connect
