@@ -1,4 +1,7 @@
-"""Faults that can be planted on purpose, to show that the exactness gate catches them. Never on by default."""
+"""Faults that can be planted on purpose, to show that the exactness gate catches them. Never on by default.
+
+`python -m ddtree_ops.engine.faults` lists them.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +102,7 @@ FAULTS: dict[Fault, str] = {
     "vocab-parallel argmax)",
     Fault.RANK_LOCAL_DRAFT_IDS: "the same in the drafter's head; changes no token, only how many are accepted",
 }
+
+if __name__ == "__main__":
+    for fault, text in FAULTS.items():
+        print(f"{fault}: {text}")
