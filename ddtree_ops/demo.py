@@ -23,6 +23,7 @@ import yaml
 from ddtree_ops import engine_pair
 from ddtree_ops.bench import Cell, load_held_out, measure
 from ddtree_ops.deploy import run
+from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.errors import Failed, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Workspace, init_workspace, load_workspace, resolve
@@ -31,6 +32,7 @@ SERVICE = "demo"
 PROFILES = ("ar", "chain", "b8k4")
 FAULT = "mask-rows-by-block-size"
 MAX_NEW_TOKENS = 128
+GATE_TOKENS = 32  # half of the tiny profile's, so that four gates fit into the demo
 CONCURRENCY = 8
 MEASURE_LIMIT_S = 600
 
@@ -105,7 +107,7 @@ class DemoReport:
         return sum(a != b for a, b in zip(row.cell.outputs, self.rows[0].cell.outputs, strict=True))
 
 
-def run_demo(ui: run.Ui, prompts: int) -> DemoReport:
+def run_demo(ui: Ui, prompts: int) -> DemoReport:
     """Do it all and take it down again. Raises Failed when anything is not as it must be, whatever the gate said."""
     started = time.monotonic()
     held_out = [prompt.ids for prompt in load_held_out(engine_pair.HELD_OUT, count=prompts)]
@@ -125,7 +127,7 @@ def run_demo(ui: run.Ui, prompts: int) -> DemoReport:
     return DemoReport(release, time.monotonic() - started, prompts, tuple(rows), refused, shapes)
 
 
-def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: run.Ui) -> tuple[run.Outcome, Cell]:
+def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: Ui) -> tuple[run.Outcome, Cell]:
     ui.step(f"-- {deployment.profile.name} --")
     with run.open_session(deployment) as session:
         plan, seen = session.plan(run.Options())
@@ -135,7 +137,7 @@ def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: run.Ui) 
     return outcome, cell
 
 
-def _refuse_fault(deployment: Deployment, ui: run.Ui) -> str:
+def _refuse_fault(deployment: Deployment, ui: Ui) -> str:
     """Deploy the planted fault; it must be refused and rolled back. Returns how it ended, in words."""
     ui.step(f"-- {PROFILES[-1]} with {FAULT}: has to be refused --")
     with run.open_session(deployment) as session:
@@ -151,7 +153,7 @@ def _refuse_fault(deployment: Deployment, ui: run.Ui) -> str:
 
 
 def _shapes(
-    deployment: Deployment, release: str, prompts: list[tuple[int, ...]], scratch: Path, ui: run.Ui
+    deployment: Deployment, release: str, prompts: list[tuple[int, ...]], scratch: Path, ui: Ui
 ) -> dict[str, Any]:
     """Commit lengths of AR, chain and the six pairs, by the engine that the release holds."""
     ui.step("-- commit length of every shape, by the release's own engine --")
@@ -185,9 +187,11 @@ def _workspace(scratch: Path) -> Iterator[Workspace]:
         "supervisor": "process",
         "root": str(scratch / "host"),
         "gpus": {"count": 0, "name": "none", "arch": "none", "memory_gib": 0, "interconnect": "none"},
-        "services": {SERVICE: {"base": "tiny", "profile": PROFILES[-1], "port": _free_port()}},
+        "services": {SERVICE: {"base": "demo", "profile": PROFILES[-1], "port": _free_port()}},
     }
     (inventories / "local.yaml").write_text(yaml.safe_dump(local))
+    short = {"extends": "tiny", "exactness": {"max_new_tokens": GATE_TOKENS}}
+    (inventories / "profiles" / "demo.yaml").write_text(yaml.safe_dump(short))
     faulty = {"extends": PROFILES[-1], "extra_args": ["--fault", FAULT]}
     (inventories / "profiles" / "faulty.yaml").write_text(yaml.safe_dump(faulty))
     workspace = load_workspace(scratch)

@@ -31,26 +31,27 @@ def history(
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         with open_session(deployment) as session:
             reply = session.agent.call("history", limit=limit)
-        rows = []
-        for generation in reply.get("generations", []):
-            meta, verdict = generation.get("meta") or {}, generation.get("verdict") or {}
-            created = meta.get("created")
-            rows.append(
-                [
-                    str(generation.get("n")) + (" *" if generation.get("n") == reply.get("confirmed") else ""),
-                    time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(created)) if created else "",
-                    str((meta.get("profile") or {}).get("name", "hand-made")),
-                    str(meta.get("release") or "")[:12],
-                    str(meta.get("who") or ""),
-                    str(verdict.get("kind") or "no verdict"),
-                ]
-            )
+        rows = [
+            [
+                f"{row['n']} *" if row["n"] == reply["current"] else str(row["n"]),
+                local_time(row["created"]),
+                str(row["profile"] or "hand-made"),
+                str(row["release"] or ""),
+                str(row["who"] or ""),
+                str(row["verdict"] or "no verdict"),
+            ]
+            for row in reply["generations"]
+        ]
         title = f"{deployment.host.name}: {deployment.service_name} (* runs)"
         screen.table(title, ["generation", "made", "profile", "release", "by", "verdict"], rows)
-        ends = [e for e in reply.get("journal", []) if e.get("step") == "end"][-limit:]
-        for end in ends:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(end.get("t", 0))))
-            screen.say(f"{when} {end.get('txn')}: {end.get('event')} {end.get('reason') or ''}".rstrip())
+        for row in reversed(reply["history"]):
+            how = f"{row.get('action') or row.get('note') or ''} to {row.get('target')}: {row['end'] or 'unfinished'}"
+            screen.say(f"{local_time(row['t'])} {row['txn']} {how} {row.get('reason') or ''}".rstrip())
         return 0, {"history": reply}
 
     return each(screen, select(host, service, None, workspace), act, table=False)
+
+
+def local_time(when: float | None) -> str:
+    """Unix seconds as this machine's date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else ""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.errors import Failed
-from ddtree_ops.exactness import PROMPT_SET, GatePlan, Verdict, builtin_prompts, load_prompts, run_gate
+from ddtree_ops.exactness import PROMPT_SET, GatePlan, Prompt, Verdict, builtin_prompts, load_prompts, run_gate
+from ddtree_ops.exactness.golden import Recording
+from ddtree_ops.exactness.plan import Tree
 from ddtree_ops.model import Profile
 from ddtree_ops.remote.transport import Transport
 
@@ -20,7 +22,7 @@ def gate_plan(
 ) -> GatePlan:
     """The gate's plan for a profile: what to ask, what must be shown, how long it may take."""
     exactness = profile.exactness
-    own = workspace / exactness.prompts if workspace and exactness.prompts else None
+    prompts, prompt_set = gate_prompts(profile, workspace)
     return GatePlan(
         url=url,
         algorithm=profile.algorithm,
@@ -30,13 +32,27 @@ def gate_plan(
         min_accept_length=profile.min_accept_length,
         concurrency=tuple(exactness.concurrency),
         max_new_tokens=exactness.max_new_tokens,
-        prompts=load_prompts(own) if own else builtin_prompts(),
-        prompt_set=own.name if own else PROMPT_SET,
+        prompts=prompts,
+        prompt_set=prompt_set,
         vocab_size=profile.vocab_size,
+        tree=tree_of(profile),
         expect=dict(expect),
         time_limit_s=exactness.time_limit_s,
         api_key=api_key,
     )
+
+
+def tree_of(profile: Profile, drafter: str = "") -> Tree | None:
+    """What the profile drafts, None without speculation. ``drafter`` names its weights."""
+    if profile.algorithm == "none":
+        return None
+    return Tree(block_size=profile.block_size, budget=profile.budget, topk=profile.topk, drafter=drafter)
+
+
+def gate_prompts(profile: Profile, workspace: Path | None) -> tuple[list[Prompt], str]:
+    """The profile's prompts and the set's name: its own file of the workspace, or the packaged set."""
+    own = workspace / profile.exactness.prompts if workspace and profile.exactness.prompts else None
+    return (load_prompts(own), own.name) if own else (builtin_prompts(), PROMPT_SET)
 
 
 def prove(
@@ -48,12 +64,17 @@ def prove(
     workspace: Path | None,
     progress: Progress | None = None,
     overrides: Mapping[str, Any] | None = None,
+    recording: Recording | None = None,
 ) -> Verdict:
-    """Run the gate against the service on the host's loopback ``port``; never raises for what the server does."""
+    """Run the gate against the service on the host's loopback ``port``; never raises for what the server does.
+
+    ``overrides``: fields of the plan that an operator asked for; ``recording`` collects the outputs.
+    """
     with transport.forward(port) as url:
         plan = gate_plan(profile, url, expect, workspace, _api_key(transport, profile))
         plan = dataclasses.replace(plan, **(overrides or {}))
-        return run_gate(plan, (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None)
+        tell = (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None
+        return run_gate(plan, tell, recording)
 
 
 def _api_key(transport: Transport, profile: Profile) -> str | None:

@@ -12,38 +12,22 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ddtree_ops import host as host_side
+from ddtree_ops.deploy.attend import Attendance, Ui
 from ddtree_ops.deploy.facts import Facts, facts
-from ddtree_ops.deploy.follow import Entry, Follower
+from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import prove, stored
 from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
 from ddtree_ops.exactness import Verdict
-from ddtree_ops.model import Deployment, Host, Profile, profile_from_json
+from ddtree_ops.model import Deployment, Profile, profile_from_json
 from ddtree_ops.release import Release, build, release_id
 from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.ship import ship
 from ddtree_ops.remote.transport import Transport, connect
-
-
-class Ui(Protocol):
-    """Where a run tells what it does. The CLI draws it; nothing here formats for a terminal."""
-
-    def step(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def progress(self, label: str, done: int, total: int) -> None: ...
-
-
-class Interrupted(DdtreeError):
-    """Ctrl-C while the host was applying; the host is consistent again."""
-
-    exit_code = 130
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +59,27 @@ class Outcome:
 
 
 class Session:
-    """One host's service, connected: the transport and the agent, and what the probe said."""
+    """One host's service, connected: the transport and the agent."""
 
     def __init__(self, deployment: Deployment, transport: Transport) -> None:
         self.deployment = deployment
+        self._use(transport)
+
+    def _use(self, transport: Transport) -> None:
+        host = self.deployment.host
         self.transport = transport
-        host = deployment.host
         self.agent = Agent(
-            transport, root=host.root, service=deployment.service_name, supervisor=host.supervisor, unit_dir=UNIT_DIR
+            transport,
+            root=host.root,
+            service=self.deployment.service_name,
+            supervisor=host.supervisor,
+            unit_dir=UNIT_DIR,
         )
+
+    def reconnect(self) -> None:
+        """Dial again in place of a link that is lost. Raises Unreachable."""
+        self.transport.close()
+        self._use(connect(self.deployment.host))
 
     def __enter__(self) -> Session:
         return self
@@ -278,37 +274,30 @@ def new_txn() -> str:
 def apply(
     session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui, *, python: str, gate: bool = True
 ) -> tuple[Entry, Verdict | None]:
-    """Hand the sealed plan to the host and stay with it to its terminal entry; run the gate when it asks for it."""
-    host = session.deployment.host
-    session.agent.call("apply", plan=sealed)
-    verdict: Verdict | None = None
-    interrupted = False
-    with Follower(
-        _dial(host),
-        root=host.root,
-        service=sealed["service"],
-        txn=sealed["txn"],
-        lease_s=sealed["lease_s"],
-        give_up_s=sealed["lease_s"] * 2,
-    ) as follower:
-        while True:
-            try:
-                entry = follower.next()
-                _tell(entry, ui)
-                if entry.get("step") == "end":
-                    break
-                if entry.get("step") == "gate" and entry.get("event") == "begin":
-                    verdict = _gate(session, sealed, profile, ui) if gate else None
-                    _send(session, sealed, _for_host(verdict, profile, sealed, python))
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
-                ui.warn("interrupted: the host is told to go back; waiting until it has")
-                _send(session, sealed, {"kind": "FAIL", "passed": False, "reasons": ["interrupted by the operator"]})
-    if interrupted and entry.get("event") != "confirmed":
-        raise Interrupted(f"interrupted; {host.name} is back on generation {entry.get('generation')}")
-    return entry, verdict
+    """Hand the sealed plan to the host and stay with it to its terminal entry; run the gate when it asks for it.
+
+    Without ``gate`` (a hand-made unit, no profile to prove it by) the host's own watch is all there is. Raises what
+    `Attendance.run` raises.
+    """
+
+    def check(transport: Transport) -> Verdict | None:
+        if not gate:
+            return None
+        return prove(
+            transport,
+            profile,
+            port=int(sealed["health"]["port"]),
+            expect=sealed["health"]["expect"],
+            workspace=session.deployment.workspace_path,
+            progress=ui.progress,
+        )
+
+    def for_host(verdict: Verdict | None) -> dict[str, Any]:
+        if verdict is None:
+            return {"kind": "UNPROVEN", "passed": True, "reasons": ["a hand-made unit has no profile to be proven by"]}
+        return stored(verdict, profile, generation=sealed["target"], python=python)
+
+    return Attendance(session, sealed, ui, prove=check, for_host=for_host).run()
 
 
 def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds: float) -> Outcome:
@@ -329,69 +318,3 @@ def conclude(plan: Plan, end: Entry, verdict: Verdict | None, sent: int, seconds
         raise Failed(f"{plan.host}: {reason}; nothing was changed", hint=log)
     commands = "\n".join(str(line) for line in end.get("commands") or [f"ddtree recover --host {plan.host}"])
     raise NeedsHand(f"{plan.host}: the restore failed: {reason}", hint=commands)
-
-
-def verify(session: Session, seen: Facts, ui: Ui, overrides: dict[str, Any] | None = None) -> Verdict:
-    """The gate alone, against what runs now. Raises Failed when nothing runs."""
-    deployment = session.deployment
-    generation = seen.generation
-    if seen.active.state != "active":
-        raise Failed(f"{deployment.host.name}: {deployment.service_name} is {seen.active.state}, nothing to verify")
-    profile, expect = deployment.profile, None
-    if generation is not None and generation.n != 0:
-        profile = profile_from_json(session.agent.call("generation", n=generation.n)["files"]["profile.json"])
-        expect = (generation.meta.get("health") or {}).get("expect")
-    return prove(
-        session.transport,
-        profile,
-        port=deployment.service.port,
-        expect=expect or {},
-        workspace=deployment.workspace_path,
-        progress=ui.progress,
-        overrides=overrides,
-    )
-
-
-def _dial(host: Host) -> Callable[[], Transport]:
-    return lambda: connect(host)
-
-
-def _send(session: Session, sealed: dict[str, Any], verdict: dict[str, Any]) -> None:
-    session.agent.call("verdict", txn=sealed["txn"], verdict=verdict)
-
-
-def _for_host(verdict: Verdict | None, profile: Profile, sealed: dict[str, Any], python: str) -> dict[str, Any]:
-    if verdict is None:  # generation 0: no profile to prove it by; the host's own watch is all there is
-        return {"kind": "UNPROVEN", "passed": True, "reasons": ["a hand-made unit has no profile to be proven by"]}
-    return stored(verdict, profile, generation=sealed["target"], python=python)
-
-
-def _gate(session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui) -> Verdict:
-    return prove(
-        session.transport,
-        profile,
-        port=int(sealed["health"]["port"]),
-        expect=sealed["health"]["expect"],
-        workspace=session.deployment.workspace_path,
-        progress=ui.progress,
-    )
-
-
-_WORDS = {
-    ("stop", "begin"): "stopping the running service",
-    ("switch", "done"): "unit switched",
-    ("start", "begin"): "starting",
-    ("health", "begin"): "waiting until it answers with the profile's arguments",
-    ("health", "done"): "healthy",
-    ("gate", "begin"): "proving that it is exact",
-    ("recover", "begin"): "going back",
-}
-
-
-def _tell(entry: Entry, ui: Ui) -> None:
-    step, event = str(entry.get("step")), str(entry.get("event"))
-    if event == "fail":
-        ui.warn(f"{step} failed: {entry.get('reason')}")
-    elif text := _WORDS.get((step, event)):
-        extra = f" (downtime {entry['downtime_s']:.1f} s)" if isinstance(entry.get("downtime_s"), float) else ""
-        ui.step(text + extra)

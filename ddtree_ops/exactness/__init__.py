@@ -5,12 +5,13 @@
 """
 
 from ddtree_ops.exactness.gate import run_gate
-from ddtree_ops.exactness.plan import GatePlan, Prompt
+from ddtree_ops.exactness.plan import METHODS, GatePlan, Prompt, known_methods
 from ddtree_ops.exactness.prompts import PROMPT_SET, builtin_prompts, load_prompts
 from ddtree_ops.exactness.render import render_lines
 from ddtree_ops.exactness.verdict import Finding, Kind, Policy, Reason, Verdict
 
 __all__ = [
+    "METHODS",
     "PROMPT_SET",
     "Finding",
     "GatePlan",
@@ -20,6 +21,7 @@ __all__ = [
     "Reason",
     "Verdict",
     "builtin_prompts",
+    "known_methods",
     "load_prompts",
     "render_lines",
     "run_gate",

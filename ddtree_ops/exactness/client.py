@@ -71,9 +71,13 @@ class Server:
                 raise
         return await self._ask("GET", f"/get_{name}")
 
-    async def generate(self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str) -> wire.Generation:
+    async def generate(
+        self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str, stop_token_ids: Sequence[int] = ()
+    ) -> wire.Generation:
         """Greedy continuation of ``ids``."""
-        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        sampling: dict[str, object] = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        if stop_token_ids:
+            sampling["stop_token_ids"] = list(stop_token_ids)
         reply = await self._generate({"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key})
         try:
             generated = wire.generation(reply)
@@ -83,6 +87,24 @@ class Server:
         self.prefilled += len(ids) - (generated.cached_tokens or 0)
         return generated
 
+    async def break_off(self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str) -> None:
+        """Begins to generate, and closes the connection as soon as the server has begun to answer."""
+        sampling = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        body = {"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key, "stream": True}
+        self.requests += 1
+        self.prefilled += len(ids)
+        try:
+            async with self._client.stream("POST", "/generate", json=body) as response:
+                if response.status_code != 200:
+                    raise Trouble(
+                        f"http-{response.status_code}", f"/generate, streamed, answered {response.status_code}"
+                    )
+                async for chunk in response.aiter_bytes():
+                    if chunk:
+                        return
+        except (httpx.HTTPError, httpx.StreamError, OSError) as error:
+            raise Trouble("connection", f"/generate, streamed: {type(error).__name__} {plain(str(error))}") from error
+
     async def score(self, ids: Sequence[int], *, start: int, texts: bool) -> wire.Scored:
         """Logprobs of ``ids[start:]`` and the top two there, in one prefill under a fresh namespace.
 
@@ -90,8 +112,25 @@ class Server:
         """
         return await self._score({"input_ids": list(ids)}, start=start, top=2, texts=texts)
 
-    async def encode(self, text: str) -> tuple[int, ...]:
-        """The ids of ``text`` by the server's tokenizer, read off a scoring from its first token on."""
+    async def scores(self) -> str | None:
+        """None when the server tells prompts' logprobs; else why it refuses (SGLang 0.5.17 does under DFLASH)."""
+        try:
+            await self._score({"input_ids": [0, 1]}, start=0, top=2, texts=False)
+        except Trouble as trouble:
+            if trouble.code != "logprobs-refused":
+                raise
+            return trouble.message
+        return None
+
+    async def encode(self, text: str, *, by_scoring: bool) -> tuple[int, ...]:
+        """The ids of ``text`` by the server's tokenizer, read off a scoring from its first token on, or asked of
+        /tokenize (SGLang: entrypoints/openai/protocol.py, TokenizeRequest).
+        """
+        if not by_scoring:
+            try:
+                return wire.tokens(await self._ask("POST", "/tokenize", {"prompt": text}))
+            except wire.Malformed as error:
+                raise Trouble("malformed", f"/tokenize: {error}") from error
         reply = await self._score({"text": text}, start=0, top=0, texts=False)
         return tuple(entry.token for entry in reply.entries)
 

@@ -1,47 +1,44 @@
-"""What a run has seen so far, in bounded memory, and the pure step from there to a verdict."""
+"""What a run has seen so far, in bounded memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddtree_ops.exactness import judge
-from ddtree_ops.exactness.plan import GatePlan
-from ddtree_ops.exactness.verdict import (
-    FORMAT,
-    MAX_FINDINGS,
-    MAX_REASONS,
-    Counts,
-    Finding,
-    Kind,
-    Reason,
-    RunCounts,
-    Scalar,
-    Verdict,
-)
+from ddtree_ops.exactness.plan import GatePlan, Load
+from ddtree_ops.exactness.structure import Executed
+from ddtree_ops.exactness.verdict import MAX_FINDINGS, Finding, MethodCounts, Reason, RunCounts, Scalar
 from ddtree_ops.exactness.wire import Generation
 
 Ids = tuple[int, ...]
 MAX_PER_CODE = 3
 MAX_PER_OUTPUT = 3
-MIN_STEPS = 32
 MIN_DISTINCT_PROMPTS = 8
-MIN_SAME_TOKENS = 8
 
 
 @dataclass
-class Tally:
-    """Running counts of one concurrency (verdict.RunCounts has their meaning)."""
+class Judged:
+    """Running counts of what one method judged of one load (verdict.MethodCounts has their meaning)."""
 
-    concurrency: int
-    requests: int = 0
-    generated: int = 0
     judged: int = 0
     ties: int = 0
     near_ties: int = 0
     beyond: int = 0
+
+    def add(self, found: Finding) -> None:
+        self.beyond += found.severity == "fail"
+        self.near_ties += found.severity == "near-tie"
+
+
+@dataclass
+class Tally:
+    """Running counts of the outputs of one load (verdict.RunCounts has their meaning)."""
+
+    requests: int = 0
+    generated: int = 0
     verify_steps: int = 0
 
     def add_output(self, generated: Generation) -> None:
@@ -53,9 +50,10 @@ class Tally:
         elif generated.accept_length:
             self.verify_steps += round(count / generated.accept_length)
 
-    def counts(self) -> RunCounts:
-        accept = self.generated / self.verify_steps if self.verify_steps else None
-        return RunCounts(**vars(self), accept_length=None if accept is None else round(accept, 4))
+    def counts(self, load: Load, judged: Judged) -> RunCounts:
+        accept = round(self.generated / self.verify_steps, 4) if self.verify_steps else None
+        counted = {**vars(self), **vars(judged)}
+        return RunCounts(concurrency=load.concurrency, mixed=load.mixed, accept_length=accept, **counted)
 
 
 @dataclass
@@ -66,35 +64,58 @@ class Evidence:
 
     plan: GatePlan
     epsilon: float
-    tallies: dict[int, Tally]
+    tallies: dict[Load, Tally]
+    methods: tuple[str, ...] = ()
     shape: dict[str, Scalar] = field(default_factory=dict)
     prompt_set: str = ""
     prompts: int = 0
     compared: int = 0
     differing: int = 0
+    verify_counts: int = 0
     second_turns: int = 0
     second_turns_cached: int = 0
     second_turns_differing: int = 0
-    second_turn_beyond: int = 0
     distinct_prompts: set[Ids] = field(default_factory=set)
     distinct_outputs: set[Ids] = field(default_factory=set)
     cycling: int = 0
     outputs: int = 0
     troubles: int = 0
     findings: int = 0
+    executed_told: bool = False
+    executed: Counter[Executed] = field(default_factory=Counter)
+    _judged: dict[tuple[str, Load], Judged] = field(default_factory=dict)
     _codes: Counter[str] = field(default_factory=Counter)
     _reasons: list[Reason] = field(default_factory=list)
     _kept: dict[str, list[Finding]] = field(default_factory=lambda: {"fail": [], "near-tie": []})
+
+    def judged(self, method: str, load: Load) -> Judged:
+        """The counts of one method and load, made at the first call."""
+        return self._judged.setdefault((method, load), Judged())
+
+    def judged_pairs(self) -> list[tuple[str, Load, Judged]]:
+        """Every method and load that has counts, in the order in which they began."""
+        return [(method, load, judged) for (method, load), judged in self._judged.items()]
+
+    def method_counts(self) -> list[MethodCounts]:
+        return [
+            MethodCounts(method=method, concurrency=load.concurrency, mixed=load.mixed, **vars(judged))
+            for (method, load), judged in self._judged.items()
+        ]
 
     def reason(self, effect: Literal["fail", "inconclusive", "note"], code: str, message: str) -> None:
         self._codes[code] += 1
         if self._codes[code] <= MAX_PER_CODE:
             self._reasons.append(Reason(effect=effect, code=code, message=message))
 
+    def note_once(self, code: str, message: str) -> None:
+        """For what every group of prompts would say again."""
+        if not self._codes[code]:
+            self.reason("note", code, message)
+
     def finding(self, found: Finding) -> None:
         self.findings += 1
         kept = self._kept[found.severity]
-        same = sum((f.method, f.prompt, f.concurrency) == (found.method, found.prompt, found.concurrency) for f in kept)
+        same = sum(_output_of(f) == _output_of(found) for f in kept)
         if len(kept) < MAX_FINDINGS and same < MAX_PER_OUTPUT:
             kept.append(found)
 
@@ -137,111 +158,5 @@ def _secret(key: str) -> bool:
     return any(word in key.lower() for word in ("api_key", "secret", "password", "auth"))
 
 
-def conclude(evidence: Evidence, *, seconds: float, requests: int, generated: int, prefilled: int) -> Verdict:
-    """The verdict on what was seen. Pure. FAIL needs proof and then wins; else whatever is missing is INCONCLUSIVE."""
-    plan = evidence.plan
-    runs = [tally.counts() for tally in evidence.tallies.values()]
-    reasons = evidence.reasons() + _of_speculation(plan, runs) + _of_amount(evidence, runs) + _of_output(evidence)
-    steps = sum(run.verify_steps for run in runs)
-    counts = Counts(
-        prompts=evidence.prompts,
-        requests=requests,
-        generated=generated,
-        prefilled=prefilled,
-        judged=sum(run.judged for run in runs),
-        compared=evidence.compared,
-        differing=evidence.differing,
-        second_turns=evidence.second_turns,
-        second_turns_cached=evidence.second_turns_cached,
-        second_turns_differing=evidence.second_turns_differing,
-        findings=evidence.findings,
-    )
-    findings = evidence.kept_findings()
-    return Verdict(
-        format=FORMAT,
-        kind=_kind(reasons, findings),
-        policy=plan.policy,
-        algorithm=plan.algorithm,
-        dtype=plan.dtype,
-        epsilon=evidence.epsilon,
-        shape=evidence.shape,
-        prompt_set=evidence.prompt_set,
-        max_new_tokens=plan.max_new_tokens,
-        accept_length=round(sum(run.generated for run in runs) / steps, 4) if steps else None,
-        reasons=sorted(reasons, key=lambda r: ("fail", "inconclusive", "note").index(r.effect))[:MAX_REASONS],
-        findings=findings,
-        runs=runs,
-        counts=counts,
-        seconds=round(seconds, 3),
-    )
-
-
-def _kind(reasons: Sequence[Reason], findings: Sequence[Finding]) -> Kind:
-    effects = {reason.effect for reason in reasons}
-    severities = {found.severity for found in findings}
-    if "fail" in effects or "fail" in severities:
-        return Kind.FAIL
-    if "inconclusive" in effects:
-        return Kind.INCONCLUSIVE
-    return Kind.NEAR_TIE if severities else Kind.EXACT
-
-
-def _of_speculation(plan: GatePlan, runs: Sequence[RunCounts]) -> list[Reason]:
-    steps = sum(run.verify_steps for run in runs)
-    generated = sum(run.generated for run in runs)
-    requests = sum(run.requests for run in runs)
-    if generated < judge.MIN_JUDGED:
-        return []
-    if plan.algorithm == "none":
-        if steps:
-            return [_fail("speculation-on", f"the profile says none, yet the server counts {steps} verify steps")]
-        return []
-    if not steps:
-        return [_fail("speculation-off", f"no verify steps in {requests} replies: {plan.algorithm} is silently off")]
-    # The first token of every output comes from its prefill, the others from verify steps.
-    if steps >= MIN_STEPS and generated - requests <= 1.005 * steps:
-        message = (
-            f"accept length 1.00: {generated - requests} tokens in {steps} verify steps, so no draft is ever taken"
-        )
-        return [_fail("speculation-off", message)]
-    accept = generated / steps
-    if plan.min_accept_length is not None and steps >= MIN_STEPS and accept < plan.min_accept_length:
-        floor = f"accept length {accept:.2f} is under the profile's floor of {plan.min_accept_length:g}"
-        return [_fail("accept-length", floor)]
-    return []
-
-
-def _of_amount(evidence: Evidence, runs: Sequence[RunCounts]) -> list[Reason]:
-    reasons = []
-    for run in runs:
-        where = f"at C={run.concurrency}"
-        if run.judged < judge.MIN_JUDGED:
-            message = f"{run.judged} tokens judged {where}; fewer than {judge.MIN_JUDGED} are no evidence"
-            reasons.append(Reason(effect="inconclusive", code="too-little", message=message))
-        if judge.rate_exceeded(run.near_ties, run.judged, evidence.plan.near_tie_rate):
-            bound = f"more than {evidence.plan.near_tie_rate:.1%} and than {judge.NEAR_TIE_FLOOR}"
-            message = f"{run.near_ties} near-ties in {run.judged} tokens {where}: {bound}"
-            reasons.append(_fail("near-tie-rate", message))
-        if run.ties > max(0.25 * run.judged, judge.NEAR_TIE_FLOOR):
-            message = f"{run.ties} of {run.judged} tokens {where} tie with another: the scores do not tell tokens apart"
-            reasons.append(Reason(effect="inconclusive", code="flat-scores", message=message))
-    if evidence.plan.second_turn_tokens and not evidence.second_turns_cached:
-        message = (
-            "no second turn was served from the cache (or the server does not tell), so KV left behind is unchecked"
-        )
-        reasons.append(Reason(effect="note", code="cache-unused", message=message))
-    return reasons
-
-
-def _of_output(evidence: Evidence) -> list[Reason]:
-    same = len(evidence.distinct_outputs) == 1 and len(next(iter(evidence.distinct_outputs))) >= MIN_SAME_TOKENS
-    if same and len(evidence.distinct_prompts) >= MIN_DISTINCT_PROMPTS:
-        return [_fail("degenerate", f"all {evidence.outputs} outputs are the same, whatever the prompt")]
-    if evidence.outputs and evidence.cycling * 2 > evidence.outputs:
-        message = f"{evidence.cycling} of {evidence.outputs} outputs only repeat a cycle of at most four tokens"
-        return [Reason(effect="note", code="cycling", message=message)]
-    return []
-
-
-def _fail(code: str, message: str) -> Reason:
-    return Reason(effect="fail", code=code, message=message)
+def _output_of(found: Finding) -> tuple[str, str, int, bool]:
+    return found.method, found.prompt, found.concurrency, found.mixed

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddtree_ops.exactness.verdict import Finding, Kind, Verdict
+from ddtree_ops.exactness.plan import Load
+from ddtree_ops.exactness.verdict import Finding, Kind, MethodCounts, RunCounts, Verdict
 
 MAX_SHOWN = 8
 
@@ -31,8 +32,19 @@ def _lines(verdict: Verdict) -> Iterator[str]:
     for run in verdict.runs:
         length = "" if run.accept_length is None else f", accept length {run.accept_length:.2f}"
         yield (
-            f"  C={run.concurrency}: {run.requests} requests, {run.generated} tokens, {run.judged} judged, "
+            f"  {_load(run)}: {run.requests} requests, {run.generated} tokens, {run.judged} judged, "
             f"{run.beyond} wrong, {run.near_ties} near-ties, {run.ties} ties{length}"
+        )
+    for judged in verdict.methods:
+        if judged.judged and judged.method != verdict.methods[0].method:
+            yield (
+                f"  {judged.method} at {_load(judged)}: {judged.judged} tokens judged, {judged.beyond} wrong, "
+                f"{judged.near_ties} near-ties"
+            )
+    if (trees := verdict.executed) is not None:
+        yield (
+            f"  executed in {trees.samples} samples: {trees.nodes} nodes, at most {trees.max_children} children, "
+            f"{trees.max_depth} deep"
         )
     c = verdict.counts
     yield (
@@ -57,9 +69,13 @@ def _one(found: Finding) -> str:
     got = "end" if found.got is None else f"token {found.got}"
     expected = "end" if found.expected is None else f"{found.expected}"
     return (
-        f"{found.severity} ({found.method}): {_plain(found.prompt, 60)} at C={found.concurrency}, position "
+        f"{found.severity} ({found.method}): {_plain(found.prompt, 60)} at {_load(found)}, position "
         f"{found.position}: {got} instead of {expected}, gap {gap}{two}"
     )
+
+
+def _load(counted: Finding | RunCounts | MethodCounts) -> str:
+    return str(Load(counted.concurrency, counted.mixed))
 
 
 def _short(key: str) -> str:

@@ -17,6 +17,7 @@ MAX_FINDINGS = 40
 MAX_REASONS = 40
 
 Policy = Literal["exact", "near-tie"]
+Severity = Literal["fail", "near-tie"]
 Scalar = str | int | float | bool | None
 
 
@@ -44,13 +45,14 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One token that is not the target's own choice.
 
-    ``position`` counts output tokens from 0. ``expected`` is the token that the judging pass ranks first (for
-    ``concurrency`` the token of the other run); ``gap`` = its logprob - the emitted token's, in nats, None where a
-    logprob is not finite or was not to be had; ``top_two_gap`` = the target's own top1 - top2 there. Texts are the
-    server's, empty where it has no tokenizer; ``before`` is the decoded text just before the position.
+    ``mixed``: under the load where requests join and leave. ``position`` counts output tokens from 0. ``expected`` is
+    the token that the judging pass ranks first (for ``concurrency``, ``golden`` and ``baseline`` the other's token);
+    ``gap`` = its logprob - the emitted token's, in nats, None where a logprob is not finite or was not to be had;
+    ``top_two_gap`` = the target's own top1 - top2 there. Texts are the server's, empty where it has no tokenizer;
+    ``before`` is the decoded text just before the position.
     """
 
-    severity: Literal["fail", "near-tie"]
+    severity: Severity
     method: str
     prompt: str
     concurrency: int
@@ -62,12 +64,27 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     got_text: str = ""
     expected_text: str = ""
     before: str = ""
+    mixed: bool = False
+
+
+class MethodCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one method judged of one load. ``judged`` = output tokens that it could judge; ``ties`` = not ranked first,
+    yet at gap 0. A golden or baseline judges an output up to its first difference: what follows has another past.
+    """
+
+    method: str
+    concurrency: int
+    mixed: bool
+    judged: int
+    ties: int
+    near_ties: int
+    beyond: int
 
 
 class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """One concurrency. ``judged`` = output tokens with a gap; a token of a sequence that another concurrency
-    produced too is judged by the one score of that sequence. ``ties`` = not ranked first, yet at gap 0.
-    ``accept_length`` is SGLang's: completion tokens / verify steps, None without speculation.
+    """One load: a concurrency, with or without requests that join and leave (``mixed``). ``judged`` to ``beyond`` are
+    the first method's (MethodCounts); a token of a sequence that another load produced too is judged by the one score
+    of that sequence. ``accept_length`` is SGLang's: completion tokens / verify steps, None without speculation.
     """
 
     concurrency: int
@@ -79,11 +96,22 @@ class RunCounts(msgspec.Struct, frozen=True, kw_only=True):
     beyond: int
     verify_steps: int
     accept_length: float | None
+    mixed: bool = False
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest figures of the trees that the server said it executed, over ``samples`` of its last steps."""
+
+    samples: int
+    nodes: int
+    max_children: int
+    max_depth: int
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """The cost and the amount of evidence. ``generated``/``prefilled``: all tokens the server decoded/prefilled for
     the gate, scoring and second turns included. ``compared``: outputs held against those of the first concurrency.
+    ``verify_counts``: outputs whose number of verify steps was held against the golden's.
     """
 
     prompts: int
@@ -97,11 +125,13 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     second_turns_cached: int
     second_turns_differing: int
     findings: int
+    verify_counts: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The gate's answer. ``findings`` and ``reasons`` are capped (40 each); ``counts.findings`` has their full number.
 
+    ``executed`` is None where the server does not tell. ``methods``: what each method judged of each load.
     ``epsilon`` in nats (see judge.epsilon). ``shape``: the resolved speculation arguments the server showed.
     """
 
@@ -120,6 +150,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[RunCounts]
     counts: Counts
     seconds: float
+    methods: list[MethodCounts] = []
+    executed: Shown | None = None
 
     def passed(self, policy: Policy | None = None) -> bool:
         """Whether this counts as a pass under ``policy`` (default: the policy the gate ran under)."""

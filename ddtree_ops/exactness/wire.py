@@ -107,6 +107,14 @@ def scored(reply: dict[str, object], *, with_top: bool) -> Scored:
     return Scored(tuple(entries), _count(meta, "prompt_tokens"), _count(meta, "cached_tokens"))
 
 
+def tokens(reply: dict[str, object]) -> tuple[int, ...]:
+    """The ids of /tokenize's answer to one text. Raises Malformed."""
+    ids = reply.get("tokens")
+    if not isinstance(ids, list):
+        raise Malformed("tokens is missing or not a list")
+    return tuple(_integer(value, f"tokens[{i}]") for i, value in enumerate(ids))
+
+
 def _meta(reply: dict[str, object]) -> dict[str, object]:
     meta = reply.get("meta_info")
     if not isinstance(meta, dict):

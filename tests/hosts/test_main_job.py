@@ -201,9 +201,8 @@ def test_mask_fault_never_stays(fresh: tuple[TestHost, TestHost], tmp_path: Path
     workspace.ddtree("plan", "--host", "ct200")
 
     # the gate alone, against a faulty engine that somebody started by hand
-    unit = ct200.sh(f"cat /etc/systemd/system/{SERVICE}.service").replace(
-        "--host 127.0.0.1", f"--fault {FAULT} --host 127.0.0.1"
-    )
+    unit = ct200.sh(f"cat /etc/systemd/system/{SERVICE}.service")
+    unit = unit.replace('"ddtree_ops.engine"', f'"ddtree_ops.engine" "--fault" "{FAULT}"')
     assert FAULT in unit
     ct200.put(f"/etc/systemd/system/{SERVICE}.service", unit.encode())
     ct200.sh(f"systemctl daemon-reload && systemctl restart {SERVICE} && sleep 8")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -135,6 +134,25 @@ def check_surroundings(service: Service, plan: JSON, health: JSON | None) -> Non
             raise HostError("refused", f"port {health['port']} is taken by {owner['command']} (pid {owner['pid']})")
 
 
+def why_not(verdict: JSON) -> str:
+    """A verdict that is no pass, in one sentence: its first reason against it and its first finding."""
+    parts = []
+    reasons, findings = verdict.get("reasons"), verdict.get("findings")
+    for reason in reasons if isinstance(reasons, list) else []:
+        if not isinstance(reason, dict):
+            parts.append(str(reason))
+        elif reason.get("effect") != "note":
+            parts.append(str(reason.get("message")))
+    del parts[1:]
+    for found in (findings if isinstance(findings, list) else [])[:1]:
+        if isinstance(found, dict):
+            words = {key: "end of text" if found.get(key) is None else found[key] for key in ("got", "expected")}
+            where = f"{found.get('prompt')} at C={found.get('concurrency')}, position {found.get('position')}"
+            gap = f"{found['gap']:.4g}" if isinstance(found.get("gap"), float) else "unknown"
+            parts.append(f"{where}: got {words['got']}, expected {words['expected']}, gap {gap}")
+    return safe(f"the verdict is {verdict.get('kind')}: " + ("; ".join(parts) or "no reason given"), cap=1000)
+
+
 class Applier:
     """One transaction, from accept to its end. Holds the flock for its whole life; needs no client but the verdict."""
 
@@ -204,7 +222,9 @@ class Applier:
         write_json(self.dir / "refused.json", {"kind": error.kind, "message": error.message, **error.more})
 
     def watch(self) -> None:
-        """Raise when we were told to stop, when the client's lease ran out, or at the hard deadline.
+        """Raise when we were told to stop, when the verdict is no pass, when the lease ran out, or at the deadline.
+
+        A verdict that is no pass counts before the gate too: an operator's Ctrl-C does not wait for a long load.
 
         The lease is a text that changes; its age is measured here by the monotonic clock, so that no jump of the
         wall clock ends it early.
@@ -212,6 +232,9 @@ class Applier:
         if self.terminated:
             why = read_json(self.dir / "unlock.json") or {}
             raise HostError("failed", f"told to stop: {why.get('reason', 'SIGTERM')}")
+        verdict = read_json(self.dir / "verdict.json")
+        if verdict is not None and verdict.get("passed") is not True:
+            raise HostError("failed", why_not(verdict))
         now, lease = time.monotonic(), read_bytes(self.dir / "lease", 256)
         if lease != self.lease:
             self.lease, self.lease_at = lease, now
@@ -321,11 +344,8 @@ class Applier:
         assert self.vigil is not None
         while True:
             verdict = read_json(self.dir / "verdict.json")
-            if verdict is not None:
-                kind, reasons = verdict.get("kind"), verdict.get("reasons")
-                if verdict.get("passed") is True:
-                    return {"kind": kind}
-                raise HostError("failed", f"the verdict is {kind}: {safe(json.dumps(reasons), cap=2000)}")
+            if verdict is not None and verdict.get("passed") is True:
+                return {"kind": verdict.get("kind")}
             self.watch()
             self.vigil.look()
             time.sleep(POLL_S)

@@ -264,9 +264,23 @@ def history(service: Service, request: JSON) -> JSON:
     for n in service.generations():
         meta = read_json(service.generation(n) / "generation.json") or {}
         row = {key: meta.get(key) for key in ("created", "release", "txn", "who", "workspace_commit")}
+        row["profile"] = (meta.get("profile") or {}).get("name")
+        row["verdict"] = last_verdict_kind(service, n)
         adopted = meta.get("adopted") is not None
         generations.append({"n": n, "confirmed": n in confirmed or adopted, "adopted": adopted, **row})
-    return {"history": list(found.values())[::-1][:limit], "generations": generations}
+    current = service.state()["confirmed"]
+    return {"history": list(found.values())[::-1][:limit], "generations": generations, "current": current}
+
+
+def last_verdict_kind(service: Service, n: int) -> str | None:
+    """What the gate last said of a generation: the verdict it was confirmed by, else that of its last failed try."""
+    home = service.generation(n)
+    tries = sorted(home.glob("evidence/*/verdict.json"))
+    for path in [home / "verdict.json", *reversed(tries)]:
+        kind = (read_json(path) or {}).get("kind")
+        if kind is not None:
+            return safe(str(kind), cap=40)
+    return None
 
 
 def generation(service: Service, request: JSON) -> JSON:

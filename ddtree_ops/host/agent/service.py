@@ -130,9 +130,7 @@ class Service:
                     held = True
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        holder = self.holder() or {}
-                        by = f"{holder.get('who', '?')} from {holder.get('client', '?')} (txn {holder.get('txn', '?')})"
-                        raise HostError("locked", f"{self.name} is locked by {safe(by)}", lock=holder) from None
+                        raise self.locked_by(self.holder() or {}) from None
                     time.sleep(0.05)
             says = {"txn": txn, "who": who, "client": client, "since": time.time(), "pid": os.getpid()}
             with contextlib.suppress(OSError):  # a full disk must not keep a recovery from running
@@ -143,6 +141,13 @@ class Service:
             if held:
                 os.ftruncate(fd, 0)
             os.close(fd)
+
+    def locked_by(self, holder: JSON) -> HostError:
+        """The refusal that says who holds the lock since when, and for what."""
+        since = holder.get("since") or 0
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)) if since else "an unknown time"
+        by = f"{holder.get('who') or '?'} from {holder.get('client') or '?'} since {when} (txn {holder.get('txn')})"
+        return HostError("locked", f"{self.name} is locked by {safe(by)}", lock=holder)
 
     def holder(self) -> JSON | None:
         """Who holds the lock, "alive" by the flock itself; None when nobody does and nobody left a name."""
@@ -289,9 +294,12 @@ class Service:
 
     def sweep(self) -> None:
         """Remove what an interrupted writer left. Only under the lock."""
-        for base in (self.dir, self.dir / "generations", self.dropin_dir, self.run):
-            for path in base.glob(".*.tmp") if base.is_dir() else ():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        left = [path for base in (self.dir, self.dropin_dir, self.run) for path in base.glob(".*.tmp")]
+        for path in [*left, *(self.dir / "generations").rglob(".*.tmp")]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)  # it may have been inside one
         for path in (
             *self.unit_dir.glob(f".{self.name}.service.*.tmp"),
             *self.unit_dir.glob(f"*/.{self.name}.service.*.tmp"),

@@ -95,9 +95,7 @@ def apply(service: Service, request: JSON) -> JSON:
     txn = named(TXN, plan.get("txn"), "txn")
     holder = service.holder()
     if holder and holder["alive"]:
-        raise HostError(
-            "locked", f"{service.name} is locked by {safe(str(holder['who']))} (txn {holder['txn']})", lock=holder
-        )
+        raise service.locked_by(holder)
     if service.dir.is_dir():
         service.close_journal()
     check_plan(service, plan)
@@ -127,7 +125,24 @@ def apply(service: Service, request: JSON) -> JSON:
         if any(e.get("step") == "accept" and e.get("event") == "done" for e in service.journal.entries(txn)):
             return {"txn": txn}
         time.sleep(0.05)
-    raise HostError("failed", "the applier did not start; nothing was changed by it so far (see history)")
+    # It may still be on its way: a verdict that is no pass stops it before it stops anything.
+    why = "the applier did not start within 20 s"
+    leave_verdict(directory, {"kind": "INCONCLUSIVE", "passed": False, "reasons": [why]})
+    raise HostError("failed", f"{why}; should it start yet, it ends without a change (see history)")
+
+
+def leave_verdict(directory: Path, given: JSON) -> bool:
+    """Put verdict.json there, whole; False when one is there already."""
+    temp = directory / f".verdict.{secrets.token_hex(4)}"
+    write_json(temp, given)
+    try:
+        os.link(temp, directory / "verdict.json")
+    except FileExistsError:
+        return False
+    finally:
+        temp.unlink()
+    fsync_dir(directory)
+    return True
 
 
 def verdict(service: Service, request: JSON) -> JSON:
@@ -137,16 +152,8 @@ def verdict(service: Service, request: JSON) -> JSON:
         raise HostError("usage", "verdict.passed is neither true nor false")
     if (service.state()["pending"] or {}).get("txn") != txn:
         raise HostError("refused", f"transaction {txn} is not in progress")
-    directory = service.txn_dir(txn)
-    temp = directory / f".verdict.{secrets.token_hex(4)}"
-    write_json(temp, given)
-    try:
-        os.link(temp, directory / "verdict.json")
-    except FileExistsError:
-        raise HostError("refused", f"transaction {txn} has its verdict already") from None
-    finally:
-        temp.unlink()
-    fsync_dir(directory)
+    if not leave_verdict(service.txn_dir(txn), given):
+        raise HostError("refused", f"transaction {txn} has its verdict already")
     return {"txn": txn}
 
 

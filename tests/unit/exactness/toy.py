@@ -32,7 +32,8 @@ def ranked(ids: list[int]) -> tuple[int, int]:
 
 class Toy:
     """``alter(kind, request, reply)`` may return another reply, raw bytes, "hang", "close" or an HTTP status as "400";
-    kind is server_info, model_info, generate or score. ``choose(ids, index, in_flight)`` picks output token ``index``.
+    kind is server_info, model_info, tokenize, generate or score. ``choose(ids, index, in_flight)`` picks output token
+    ``index``.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,8 @@ class Toy:
         self.accept = 4
         self.cache_hits = True
         self.include_stop = True
+        self.tokenizes = False
+        self.ignore_stops = False
         self.choose: Choose = lambda ids, index, in_flight: ranked(ids)[0]
         self.alter: Alter = lambda kind, request, reply: reply
         self.released = threading.Event()
@@ -68,6 +71,8 @@ class Toy:
             return "server_info", dict(self.info)
         if path.endswith("model_info"):
             return "model_info", {}
+        if path.endswith("tokenize"):
+            return "tokenize", {"tokens": [ord(c) % VOCAB for c in request["prompt"]]}
         ids = request.get("input_ids") or [ord(c) % VOCAB for c in request["text"]]
         if request.get("return_logprob"):
             return "score", self._score(ids, request)
@@ -80,11 +85,14 @@ class Toy:
             in_flight = self._in_flight
         time.sleep(0.004)
         cached = self._cached(request["extra_key"], prompt)
+        stops = {EOS, *request["sampling_params"].get("stop_token_ids", [])}
+        if self.ignore_stops:
+            stops = {EOS}
         ids, finish = list(prompt), {"type": LENGTH, LENGTH: limit}
         for index in range(limit):
             ids.append(self.choose(ids, index, in_flight))
-            if ids[-1] == EOS:
-                finish = {"type": "stop", "matched": EOS}
+            if ids[-1] in stops:
+                finish = {"type": "stop", "matched": ids[-1]}
                 break
         with self._lock:
             self._in_flight -= 1
@@ -145,6 +153,8 @@ class Toy:
                 kind, reply = toy.answer(self.path, request)
                 toy.requests.append({"kind": kind, "headers": dict(self.headers), **request})
                 altered = toy.alter(kind, request, reply)
+                if kind == "tokenize" and not toy.tokenizes:
+                    altered = "404"
                 status = 200
                 if altered == "hang":
                     toy.released.wait()

@@ -197,3 +197,17 @@ def test_the_log_is_capped_and_kept_readable(box: Box) -> None:
     assert (run / "log").stat().st_size <= 8 << 20
     assert (run / "log.1").stat().st_size <= 8 << 20
     assert len(box.call("logs", lines=5000)["lines"]) > 900
+
+
+def test_what_a_killed_writer_left_is_swept(box: Box) -> None:
+    """Killed between the temporary file and its rename, wherever a transaction writes."""
+    box.deploy("txn-1")
+    box.call("apply", plan=box.plan("txn-2"))
+    kill_at(box, "txn-2", "gate begin")
+    home = box.dir / "generations" / "2"
+    (home / "evidence" / "txn-2").mkdir(parents=True)
+    left = [box.dir, box.dir / "generations", home, home / "evidence" / "txn-2", box.dir / "run"]
+    for directory in left:
+        (directory / ".verdict.json.0123abcd.tmp").write_text("{")
+    box.call("recover", reason="the applier was killed")
+    assert list(box.dir.rglob(".*.tmp")) == []
