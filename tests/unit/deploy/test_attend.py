@@ -154,7 +154,7 @@ def test_decided_while_the_link_was_away_it_ends_as_the_journal_says(box: Box, s
         nonlocal begun
         begun += 1
         box.call("unlock", reason="mine now")
-        time.sleep(1)
+        time.sleep(2)
         raise Unreachable("cut")
 
     end = attend(session, box.plan("txn-2"), cut)
