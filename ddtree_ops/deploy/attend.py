@@ -168,6 +168,8 @@ class Attendance:
             self._verdict = self._proven(follower)
             told = self._for_host(self._verdict)
         except Unreachable:
+            if follower.ended:
+                return  # decided without us; the journal's end is what counts
             raise
         except Exception as error:  # also a bug in the gate: the host must not wait for the lease to end, nor we exit
             why = error.message if isinstance(error, DdtreeError) else f"{type(error).__name__}: {error}"
@@ -186,6 +188,8 @@ class Attendance:
                 return verdict
             except Unreachable as error:
                 self._reconnect(follower, error)
+                if follower.ended:
+                    raise
                 self._ui.step("connected again; the gate starts anew")
 
     def _send(self, follower: Follower, verdict: dict[str, Any]) -> None:

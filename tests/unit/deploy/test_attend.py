@@ -146,6 +146,21 @@ def test_a_killed_applier_is_recovered_by_who_attends(box: Box, session: Session
     assert any("applier is gone" in line for line in ui.said)
 
 
+def test_decided_while_the_link_was_away_it_ends_as_the_journal_says(box: Box, session: Session) -> None:
+    """The gate must not be begun anew against whatever runs by then."""
+    begun = 0
+
+    def cut(_: Transport) -> None:
+        nonlocal begun
+        begun += 1
+        box.call("unlock", reason="mine now")
+        time.sleep(2)
+        raise Unreachable("cut")
+
+    end = attend(session, box.plan("txn-2"), cut)
+    assert end["event"] == "recovered" and begun == 1
+
+
 def test_a_refused_plan_changed_nothing(box: Box, session: Session) -> None:
     with pytest.raises(Failed, match="moved"):
         attend(session, box.plan("txn-2", expect={**box.expectation(box.probe()), "unit_sha256": "0"}), nothing_to_say)
