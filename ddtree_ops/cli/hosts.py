@@ -17,6 +17,7 @@ PARALLEL = 16
 @command("hosts", "Look")
 def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     """Every service of every host: reachable, what runs, how it was proven. Exit 6 if a host cannot be reached."""
+    from ddtree_ops.cli.fleet import worst
     from ddtree_ops.cli.status import summary
     from ddtree_ops.deploy.plan import unproven
     from ddtree_ops.deploy.run import open_session
@@ -35,19 +36,20 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
         doubt = unproven(seen) if seen.state.confirmed is not None else None
         return summary(deployment.host.name, deployment.service_name, seen, doubt)
 
-    rows, failed = [], 0
+    rows, codes = [], []
     with ThreadPoolExecutor(PARALLEL) as pool:
         futures = [(deployment, pool.submit(look, deployment)) for deployment in deployments]
         for deployment, future in futures:
             try:
                 rows.append(future.result())
+                codes.append(0)
             except DdtreeError as error:
-                failed = max(failed, error.exit_code)
+                codes.append(error.exit_code)
                 blank = {"host": deployment.host.name, "service": deployment.service_name, "state": error.message}
                 rows.append(blank)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     if screen.json:
-        screen.document({"ok": failed == 0, "hosts": rows})
+        screen.document({"ok": not any(codes), "hosts": rows})
     else:
         screen.table("", columns, [[row.get(column, "") for column in columns] for row in rows])
-    return failed
+    return worst(codes)
