@@ -110,7 +110,7 @@ class DemoReport:
 def run_demo(ui: Ui, prompts: int) -> DemoReport:
     """Do it all and take it down again. Raises Failed when anything is not as it must be, whatever the gate said."""
     started = time.monotonic()
-    held_out = [prompt.ids for prompt in load_held_out(engine_pair.HELD_OUT, count=prompts)]
+    held_out = load_held_out(engine_pair.HELD_OUT, count=prompts)
     rows: list[Row] = []
     release = ""
     with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as scratch, _workspace(Path(scratch)) as workspace:

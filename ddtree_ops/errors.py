@@ -30,12 +30,6 @@ class UsageError(DdtreeError):
     exit_code = 2
 
 
-class NotExact(DdtreeError):
-    """The gate answered FAIL (or NEAR-TIE where the policy wants EXACT)."""
-
-    exit_code = 4
-
-
 class RolledBack(DdtreeError):
     """The deploy failed and the host is back on what ran before."""
 
@@ -52,12 +46,6 @@ class Locked(DdtreeError):
     """Another deploy holds the host."""
 
     exit_code = 7
-
-
-class NoVerdict(DdtreeError):
-    """The gate could not decide; never a pass."""
-
-    exit_code = 8
 
 
 class Interrupted(DdtreeError):

@@ -16,14 +16,6 @@ from ddtree_ops.errors import Failed
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """A prompt the pair was not trained on: token ids, and whether its greedy continuation falls into a loop."""
-
-    ids: tuple[int, ...]
-    loops: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Cell:
     """What one (server, prompts, C) gave.
 
@@ -31,7 +23,6 @@ class Cell:
     ``spec_verify_ct``; without speculation a step is a token). ``outputs`` are the token ids, in prompt order.
     """
 
-    concurrency: int
     prompts: int
     tokens: int
     steps: int
@@ -43,20 +34,13 @@ class Cell:
         """Mean commit length: accepted + 1 bonus; the token that the prefill gives is in no step."""
         return (self.tokens - self.prompts) / self.steps if self.steps else 1.0
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Aggregate, client included."""
-        return self.tokens / self.seconds
 
-
-def load_held_out(path: Path, *, count: int, looping: bool = False) -> list[HeldOut]:
-    """The first ``count`` prompts of a ``held_out.json``; those that loop are left out unless asked for.
+def load_held_out(path: Path, *, count: int) -> list[tuple[int, ...]]:
+    """Token ids of the first ``count`` prompts of a ``held_out.json`` whose greedy continuation does not loop.
 
     Raises Failed when the file holds fewer.
     """
-    rows = json.loads(path.read_text())
-    found = [HeldOut(tuple(row["prompt_ids"]), bool(row["loops"])) for row in rows]
-    found = [prompt for prompt in found if looping or not prompt.loops][:count]
+    found = [tuple(row["prompt_ids"]) for row in json.loads(path.read_text()) if not row["loops"]][:count]
     if len(found) < count:
         raise Failed(f"{path} holds only {len(found)} prompts of that kind, {count} were asked for")
     return found
@@ -100,7 +84,6 @@ async def _measure(url: str, prompts: Sequence[Sequence[int]], concurrency: int,
     tokens = sum(m["completion_tokens"] for m in meta)
     verified = sum(m.get("spec_verify_ct") or 0 for m in meta)
     return Cell(
-        concurrency=concurrency,
         prompts=len(prompts),
         tokens=tokens,
         steps=verified or tokens - len(prompts),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
 from ddtree_ops import __version__
-from ddtree_ops.cli.app import app, error_json
+from ddtree_ops.cli.app import app, document_error
 from ddtree_ops.errors import UsageError
 
 
@@ -57,5 +56,5 @@ def main() -> None:
         # Typer ends with the exception for wrong options as context; with --json that too is one document.
         say = getattr(stop.__context__, "format_message", None)
         if say is not None and "--json" in sys.argv:
-            typer.echo(json.dumps({"ok": False, "error": error_json(UsageError(say()))}, indent=2))
+            document_error(UsageError(say()))
         raise

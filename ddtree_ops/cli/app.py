@@ -50,16 +50,9 @@ def command(name: str, panel: str) -> Callable[[Callable[P, int | None]], Callab
             try:
                 code = function(*args, **kwargs)
             except DdtreeError as error:
-                if kwargs.get("json_"):
-                    typer.echo(json.dumps({"ok": False, "error": error_json(error)}, indent=2))
-                show_error(error)
-                code = error.exit_code
+                code = fail(error, json_=bool(kwargs.get("json_")))
             except KeyboardInterrupt:
-                stopped = Interrupted("interrupted")
-                if kwargs.get("json_"):
-                    typer.echo(json.dumps({"ok": False, "error": error_json(stopped)}, indent=2))
-                show_error(stopped)
-                code = stopped.exit_code
+                code = fail(Interrupted("interrupted"), json_=bool(kwargs.get("json_")))
             except BrokenPipeError:  # the reader of a pipe went away: not our failure, and nothing more can be said
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 code = 1
@@ -69,6 +62,19 @@ def command(name: str, panel: str) -> Callable[[Callable[P, int | None]], Callab
         return run
 
     return register
+
+
+def fail(error: DdtreeError, *, json_: bool) -> int:
+    """Show an expected failure on stderr, with ``--json`` also as the document on stdout; its exit code."""
+    if json_:
+        document_error(error)
+    show_error(error)
+    return error.exit_code
+
+
+def document_error(error: DdtreeError) -> None:
+    """The one JSON document of a command that failed."""
+    typer.echo(json.dumps({"ok": False, "error": error_json(error)}, indent=2))
 
 
 def error_json(error: DdtreeError) -> dict[str, Any]:
@@ -81,9 +87,9 @@ def error_json(error: DdtreeError) -> dict[str, Any]:
     }
 
 
-def show_error(error: DdtreeError, prefix: str = "error") -> None:
+def show_error(error: DdtreeError) -> None:
     """The message and its hint on stderr, control characters made visible."""
-    typer.echo(f"{prefix}: {clean(error.message)}", err=True)
+    typer.echo(f"error: {clean(error.message)}", err=True)
     for line in error.hint.splitlines():
         typer.echo(f"  {clean(line)}", err=True)
 

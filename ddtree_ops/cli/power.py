@@ -15,52 +15,30 @@ if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
 
-@command("stop", "Operate")
-def stop(
-    host: HostOption = None,
-    service: ServiceOption = None,
-    yes: YesOption = False,
-    workspace: WorkspaceOption = None,
-    json_: JsonOption = False,
-) -> int:
-    """Stop the service; it stays enabled and starts again at boot."""
-    return _tell_host("stop", host, service, yes, workspace, json_)
+def _register(verb: str, words: str, **fields: str) -> None:
+    """A command that tells the host one verb; ``words`` are its help."""
+
+    def act(
+        host: HostOption = None,
+        service: ServiceOption = None,
+        yes: YesOption = False,
+        workspace: WorkspaceOption = None,
+        json_: JsonOption = False,
+    ) -> int:
+        return _tell_host(verb, host, service, yes, workspace, json_, **fields)
+
+    act.__doc__ = words
+    command(verb, "Operate")(act)
 
 
-@command("start", "Operate")
-def start(
-    host: HostOption = None,
-    service: ServiceOption = None,
-    yes: YesOption = False,
-    workspace: WorkspaceOption = None,
-    json_: JsonOption = False,
-) -> int:
-    """Start the service."""
-    return _tell_host("start", host, service, yes, workspace, json_)
-
-
-@command("restart", "Operate")
-def restart(
-    host: HostOption = None,
-    service: ServiceOption = None,
-    yes: YesOption = False,
-    workspace: WorkspaceOption = None,
-    json_: JsonOption = False,
-) -> int:
-    """Stop and start the service."""
-    return _tell_host("restart", host, service, yes, workspace, json_)
-
-
-@command("recover", "Operate")
-def recover(
-    host: HostOption = None,
-    service: ServiceOption = None,
-    yes: YesOption = False,
-    workspace: WorkspaceOption = None,
-    json_: JsonOption = False,
-) -> int:
-    """Undo a deploy that did not finish: back to the generation that is proven."""
-    return _tell_host("recover", host, service, yes, workspace, json_, reason="asked for by the operator")
+_register("stop", "Stop the service; it stays enabled and starts again at boot.")
+_register("start", "Start the service.")
+_register("restart", "Stop and start the service.")
+_register(
+    "recover",
+    "Undo a deploy that did not finish: back to the generation that is proven.",
+    reason="asked for by the operator",
+)
 
 
 @command("unlock", "Operate")

@@ -13,9 +13,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ddtree_ops.deploy.facts import Facts
+from ddtree_ops.deploy.facts import Facts, Model
 from ddtree_ops.deploy.fatal import FATAL_LINES
-from ddtree_ops.model import Deployment
+from ddtree_ops.model import Deployment, profile_to_json
 from ddtree_ops.units import expectations, render
 
 UNIT_DIR = "/etc/systemd/system"
@@ -168,7 +168,7 @@ def make_plan(
     current = facts.generation
     drift = find_drift(facts, supervisor)
     reasons: list[str] = []
-    new_profile: dict[str, Any] = json.loads(render(deployment, release, 0).files["profile.json"])
+    new_profile: dict[str, Any] = json.loads(profile_to_json(deployment.profile))
     if current is None:
         reasons.append("nothing is deployed yet")
     elif current.adopted:
@@ -186,12 +186,6 @@ def make_plan(
             reasons.append(f"UNPROVEN: {why}")
     reasons += [f"drift: {line}" for line in drift if overwrite or adopt]
 
-    expect = {
-        "state": {"confirmed": facts.state.confirmed, "pending": None},
-        "unit_sha256": facts.unit.sha256,
-        "dropins": dict(facts.unit.dropins),
-        "next_generation": facts.next_generation,
-    }
     if not reasons and not drift:
         return Plan(
             host=deployment.host.name,
@@ -200,7 +194,7 @@ def make_plan(
             from_=facts.state.confirmed,
             to=facts.state.confirmed,
             release=release,
-            expect=expect,
+            expect=expected(facts),
         )
 
     adopts = adopt and bool(drift)
@@ -233,8 +227,18 @@ def make_plan(
         diff=unified_diff(facts.unit.text or "", files[switch], facts.unit.path or switch),
         files=files,
         meta=meta,
-        expect=expect,
+        expect=expected(facts),
     )
+
+
+def expected(facts: Facts) -> dict[str, Any]:
+    """What a sealed plan names of the host as it was seen; the host refuses the plan when it is no longer so."""
+    return {
+        "state": {"confirmed": facts.state.confirmed, "pending": None},
+        "unit_sha256": facts.unit.sha256,
+        "dropins": dict(facts.unit.dropins),
+        "next_generation": facts.next_generation,
+    }
 
 
 def health(deployment: Deployment) -> dict[str, Any]:
@@ -250,7 +254,7 @@ def health(deployment: Deployment) -> dict[str, Any]:
 
 def missing_models(deployment: Deployment, facts: Facts) -> list[str]:
     """Model directories the profile names and the host does not have: a deploy never downloads weights."""
-    return [path for path in model_paths(deployment) if not facts.models.get(path, _ABSENT).present]
+    return [path for path in model_paths(deployment) if not facts.models.get(path, Model()).present]
 
 
 def unified_diff(old: str, new: str, name: str) -> str:
@@ -304,12 +308,5 @@ def _notes(deployment: Deployment, facts: Facts, *, lost: bool) -> list[str]:
     if facts.active.state == "active":
         notes.append("the running server stops before the new one starts; the downtime is measured and printed")
     notes.append("serves unproven on its port from health until the gate's verdict")
-    notes += [f"rule {rule}" for rule in getattr(deployment.profile, "applied_rules", ())]
+    notes += [f"rule {rule}" for rule in deployment.profile.applied_rules]
     return notes
-
-
-class _Absent:
-    present = False
-
-
-_ABSENT = _Absent()

@@ -22,7 +22,17 @@ from ddtree_ops.deploy.attend import Attendance, Ui
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import preflight, prove, stored
-from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, find_drift, make_plan, missing_models, model_paths, seal
+from ddtree_ops.deploy.plan import (
+    LEASE_S,
+    UNIT_DIR,
+    Plan,
+    expected,
+    find_drift,
+    make_plan,
+    missing_models,
+    model_paths,
+    seal,
+)
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Profile, profile_from_json
@@ -161,7 +171,7 @@ def restore_limit_s(deployment: Deployment) -> float:
 def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) -> Outcome:
     """Apply a plan that was shown: ship, apply, gate, confirm.
 
-    Raises RolledBack, NotExact's kin only through RolledBack (exit 5), NeedsHand, Locked, Failed, Interrupted.
+    Raises RolledBack (a verdict that is no pass included), NeedsHand, Locked, Failed, Interrupted.
     """
     started = time.monotonic()
     deployment = session.deployment
@@ -232,12 +242,7 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
             "health": meta.get("health")
             or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}
         },
-        expect={
-            "state": {"confirmed": seen.state.confirmed, "pending": None},
-            "unit_sha256": seen.unit.sha256,
-            "dropins": dict(seen.unit.dropins),
-            "next_generation": seen.next_generation,
-        },
+        expect=expected(seen),
     )
     bootstrap(session, seen, ui)
     sealed = seal(
@@ -290,7 +295,7 @@ def build_release(deployment: Deployment, ui: Ui) -> Release:
     return build(
         deployment.profile.engine,
         arch=deployment.host.gpus.arch,
-        progress=lambda label, done, total: ui.progress(label, done, total),
+        progress=ui.progress,
     )
 
 
