@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .base import (
     FILE,
@@ -38,9 +37,6 @@ from .recovery import Vigil, downtime, recover, wait_healthy
 from .releases import installed
 from .service import Service
 from .system import boot_id, port_owner
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_plan(service: Service, plan: JSON) -> None:

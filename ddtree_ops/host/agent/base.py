@@ -13,11 +13,7 @@ import stat
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 JSON = dict[str, Any]
 USER = "ddtree"

@@ -11,7 +11,7 @@ import pwd
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .base import (
     JSON,
@@ -35,9 +35,6 @@ from .base import (
 from .releases import installed
 from .service import Service
 from .system import glibc, port_owner, server_info
-
-if TYPE_CHECKING:
-    pass
 
 
 def system_facts() -> JSON:

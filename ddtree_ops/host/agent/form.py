@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .base import JSON, TEXT_CAP, HostError, fsync_dir, read_bytes, remove, write_file, write_link
-
-if TYPE_CHECKING:
-    pass
 
 
 class Journal:

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .base import (
     CRASH_LOOP,
@@ -28,9 +28,6 @@ from .form import Form
 from .service import Service
 from .supervisors import Systemd
 from .system import boot_id, http_get, mismatches, port_owner, server_info
-
-if TYPE_CHECKING:
-    pass
 
 
 class Vigil:

@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from .base import (
     JSON,
@@ -36,9 +36,6 @@ from .base import (
 )
 from .service import Service, service_group
 from .system import glibc
-
-if TYPE_CHECKING:
-    pass
 
 
 def installed(root: Path, release: str) -> bool:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .service import Service
 
 
-class Supervisor:
+class Supervisor(ABC):
     """How a service is run. `Systemd` and `Process` differ only here; all that decides is common."""
 
     name = ""
@@ -43,54 +44,54 @@ class Supervisor:
         self.service = service
 
     # facts
+    @abstractmethod
     def show(self) -> JSON:
         """{"state" (systemd's ActiveState words), "sub", "pid", "since_unix", "restarts", ...}."""
-        raise NotImplementedError
 
+    @abstractmethod
     def members(self) -> list[int]:
         """Every process of the service, re-parented ones too."""
-        raise NotImplementedError
 
-    def now(self) -> Form:
-        raise NotImplementedError
+    @abstractmethod
+    def now(self) -> Form: ...
 
+    @abstractmethod
     def form_of(self, n: int) -> Form:
         """What generation ``n`` installs. Raises failed when the generation is not whole."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_mark(self) -> Any:
         """The present end of the service's log, for `log_since`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_since(self, mark: Any) -> tuple[list[str], Any]:
         """Raw lines since the mark, and the next mark."""
-        raise NotImplementedError
 
-    def log_tail(self, lines: int) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def log_tail(self, lines: int) -> list[str]: ...
 
     def going_down(self) -> bool:
         """Whether the machine is shutting down: nothing can be started, the boot one-shot will finish."""
         return False
 
+    @abstractmethod
     def verify(self, n: int) -> JSON:
         """Check generation ``n`` before anything stops; details for the journal, failed when it cannot start."""
-        raise NotImplementedError
 
     # acts
+    @abstractmethod
     def place(self, form: Form) -> None:
         """Install the form; the one function both the switch and the restore use."""
-        raise NotImplementedError
 
-    def start(self, timeout: float, block: bool = True) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self, timeout: float, block: bool = True) -> None: ...
 
-    def ask_stop(self, timeout: float, block: bool = True) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def ask_stop(self, timeout: float, block: bool = True) -> None: ...
 
+    @abstractmethod
     def spawn(self, argv: list[str], txn: str, stop_s: float) -> None:
         """Start the applier detached from us."""
-        raise NotImplementedError
 
     def halt(self, timeout: float) -> None:
         """Stop the service and prove that none of its processes is left."""

@@ -11,12 +11,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .base import JSON, HostError, read_bytes, safe
-
-if TYPE_CHECKING:
-    pass
 
 
 def glibc() -> str:
