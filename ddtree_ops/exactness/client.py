@@ -72,13 +72,22 @@ class Server:
         return await self._ask("GET", f"/get_{name}")
 
     async def generate(
-        self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str, stop_token_ids: Sequence[int] = ()
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        extra_key: str,
+        stop_token_ids: Sequence[int] = (),
+        logprobs: bool = False,
     ) -> wire.Generation:
-        """Greedy continuation of ``ids``."""
+        """Greedy continuation of ``ids``; ``logprobs``: with those of its tokens."""
         sampling: dict[str, object] = {"temperature": 0, "max_new_tokens": max_new_tokens}
         if stop_token_ids:
             sampling["stop_token_ids"] = list(stop_token_ids)
-        reply = await self._generate({"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key})
+        body: dict[str, object] = {"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key}
+        if logprobs:
+            body["return_logprob"] = True
+        reply = await self._generate(body)
         try:
             generated = wire.generation(reply)
         except wire.Malformed as error:

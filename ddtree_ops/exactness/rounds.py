@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops, structure
+from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops, structure, verifytime
 from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.golden import Golden, Recording, prompt_hash
@@ -64,6 +64,8 @@ class Rounds:
             group.outputs[load] = await self._generate(group, load)
         if selfscore.METHOD in self._facts.methods:
             await selfscore.judge_group(self._work, group)
+            if self._plan.algorithm != "none":
+                await verifytime.judge_group(self._work, group, Load(self._widest))
         if replay.METHOD in self._facts.methods:
             await replay.judge_group(self._work, group)
         if against.GOLDEN in self._facts.methods and self._plan.golden is not None:
@@ -153,7 +155,8 @@ class Rounds:
             return None
         if got.finish == "stop" and isinstance(got.matched, int):
             self._work.stops.add(got.matched)
-        self._evidence.seen(ids, tokens)
+        if not load.mixed:  # outputs of different lengths always differ
+            self._evidence.seen(ids, tokens)
         self._check_commits(got, where)
         await self._sample_structure(load)
         return Output(turn.prompt, tokens, turn.limit, key, got.finish, got.verify_steps)
@@ -263,10 +266,11 @@ def _foreseen(plan: GatePlan, facts: Facts) -> int:
     a_prompt = 1 + (1 if plan.second_turn_tokens else 0) + (1 if plan.baseline else 0)
     a_prompt += 1 if selfscore.METHOD in facts.methods else 0
     a_prompt += plan.max_new_tokens if replay.METHOD in facts.methods else 0
+    with_logprobs = selfscore.METHOD in facts.methods and plan.algorithm != "none"
     steps = 0
     for start in range(0, len(plan.prompts), GROUP):
         size = len(plan.prompts[start : start + GROUP])
-        steps += size * a_prompt
+        steps += size * a_prompt + (min(size, verifytime.PROMPTS) if with_logprobs else 0)
         for load in plan.loads:
             turns = max(size, load.concurrency)
             steps += len(schedule(size, load.concurrency, 2)) if load.mixed else turns + min(size, stops.PROMPTS)

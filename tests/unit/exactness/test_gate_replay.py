@@ -27,7 +27,7 @@ def test_the_default_falls_back_to_replay_where_logprobs_are_refused_and_says_so
     assert verdict.kind is Kind.EXACT and verdict.exit_code() == 0
     assert codes(verdict, "note") >= {"logprobs-refused", "no-tokenizer"}
     assert any("does not support return_logprob" in reason.message for reason in verdict.reasons)
-    assert {m.method for m in verdict.methods if m.judged} == {"replay", "concurrency", "second-turn"}
+    assert {m.method for m in verdict.methods if m.judged} == {"replay", "concurrency", "second-turn", "stop"}
     assert verdict.runs[0].judged == verdict.runs[0].generated > 100
 
 
@@ -68,7 +68,7 @@ def test_a_difference_is_explained_by_logprobs_where_the_server_tells_them(toy: 
     toy.choose = lambda ids, index, in_flight: ranked(ids)[index == 7 and ids[0] == ord("3")]
     verdict = run_gate(plan(methods=("replay",), dtype="bfloat16", policy="near-tie"))
     assert verdict.kind is Kind.NEAR_TIE
-    assert [f.gap for f in verdict.findings if f.method == "replay"] == [pytest.approx(0.0625)] * 2
+    assert [f.gap for f in verdict.findings if f.method == "replay"] == [pytest.approx(0.0625)] * 3
     toy.gap = 0.2
     assert run_gate(plan(methods=("replay",), dtype="bfloat16", policy="near-tie")).kind is Kind.FAIL
 
