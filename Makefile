@@ -21,6 +21,7 @@ lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	MYPYPATH=training .venv/bin/mypy --strict training/*.py
 
 .venv-demo/ready: pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3 cannot make virtual environments here: apt-get install python3-venv" >&2; exit 1; }

@@ -60,6 +60,12 @@ class NoVerdict(DdtreeError):
     exit_code = 8
 
 
+class Interrupted(DdtreeError):
+    """Ctrl-C; the host is consistent, or will be by itself as the message says."""
+
+    exit_code = 130
+
+
 class NeedsHand(DdtreeError):
     """A restore failed; ``hint`` holds the commands to run."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Annotated
 
 import typer
 
 from ddtree_ops import __version__
-from ddtree_ops.cli.app import app
+from ddtree_ops.cli.app import app, error_json
+from ddtree_ops.errors import UsageError
 
 
 def _version(wanted: bool) -> None:
@@ -48,4 +51,11 @@ def main() -> None:
         verify_exactness,
     )
 
-    app(prog_name="ddtree")
+    try:
+        app(prog_name="ddtree")
+    except SystemExit as stop:
+        # Typer ends with the exception for wrong options as context; with --json that too is one document.
+        say = getattr(stop.__context__, "format_message", None)
+        if say is not None and "--json" in sys.argv:
+            typer.echo(json.dumps({"ok": False, "error": error_json(UsageError(say()))}, indent=2))
+        raise

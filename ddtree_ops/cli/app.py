@@ -12,7 +12,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from ddtree_ops.errors import DdtreeError
+from ddtree_ops.errors import DdtreeError, Interrupted
 
 P = ParamSpec("P")
 
@@ -55,8 +55,11 @@ def command(name: str, panel: str) -> Callable[[Callable[P, int | None]], Callab
                 show_error(error)
                 code = error.exit_code
             except KeyboardInterrupt:
-                typer.echo("interrupted", err=True)
-                code = 130
+                stopped = Interrupted("interrupted")
+                if kwargs.get("json_"):
+                    typer.echo(json.dumps({"ok": False, "error": error_json(stopped)}, indent=2))
+                show_error(stopped)
+                code = stopped.exit_code
             except BrokenPipeError:  # the reader of a pipe went away: not our failure, and nothing more can be said
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 code = 1

@@ -50,6 +50,7 @@ def deploy(
                 return 1, {"outcome": {"result": "declined"}, "summary": "declined"}
             if run.settle(session, seen, screen):
                 made, seen = session.plan(options)
+                show(screen, made, seen)
             outcome = run.deploy(session, made, seen, options, screen)
             report(screen, outcome)
             if snapshot and outcome.result == "confirmed":

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddtree_ops.cli.app import error_json, show_error
 from ddtree_ops.cli.screen import Screen
-from ddtree_ops.errors import DdtreeError, UsageError
+from ddtree_ops.errors import DdtreeError, Interrupted, UsageError
 from ddtree_ops.model import Deployment, Workspace, find_workspace, load_workspace, resolve
 
 # design.md, "Several hosts: the worst of". 2 and 130 end a run at once and are not compared.
@@ -55,6 +55,10 @@ def each(
             screen.step(f"-- {name} --")
         try:
             code, result = act(deployment)
+        except KeyboardInterrupt:  # nothing was being applied: that part answers by itself
+            stopped = Interrupted(f"{name}: interrupted", hint=f"how things are: ddtree status --host {name}")
+            show_error(stopped)
+            code, result = stopped.exit_code, {"error": error_json(stopped)}
         except DdtreeError as error:
             show_error(error)
             code, result = error.exit_code, {"error": error_json(error)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, command
-from ddtree_ops.cli.screen import Screen
+from ddtree_ops.cli.screen import Screen, local_time
 
 if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
@@ -45,13 +44,16 @@ def history(
         title = f"{deployment.host.name}: {deployment.service_name} (* runs)"
         screen.table(title, ["generation", "made", "profile", "release", "by", "verdict"], rows)
         for row in reversed(reply["history"]):
-            how = f"{row.get('action') or row.get('note') or ''} to {row.get('target')}: {row['end'] or 'unfinished'}"
-            screen.say(f"{local_time(row['t'])} {row['txn']} {how} {row.get('reason') or ''}".rstrip())
+            screen.say(f"{local_time(row['t'])} {row['txn']} {told(row)}")
         return 0, {"history": reply}
 
     return each(screen, select(host, service, None, workspace), act, table=False)
 
 
-def local_time(when: float | None) -> str:
-    """Unix seconds as this machine's date and time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else ""
+def told(row: dict[str, Any]) -> str:
+    """One transaction in words. What an operator did by hand (stop, start, restart) has no target and no end."""
+    if row.get("action") is None:
+        how, by = str(row.get("note") or "?"), row.get("who")
+    else:
+        how, by = f"{row['action']} to {row.get('target')}: {row['end'] or 'unfinished'}", None
+    return " ".join(part for part in (how, f"by {by}" if by else "", row.get("reason") or "") if part)

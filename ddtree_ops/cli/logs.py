@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import sys
 import time
 from typing import Annotated
 
@@ -42,11 +44,20 @@ def logs(
             typer.echo(clean(line))
         while follow:
             time.sleep(POLL_S)
+            require_reader()
             now: list[str] = session.agent.call("logs", lines=lines)["lines"]
             for line in new_lines(seen, now):
                 typer.echo(clean(line))
             seen = now
     return 0
+
+
+def require_reader() -> None:
+    """Raises BrokenPipeError once nobody reads stdout: a quiet log would never find out by writing."""
+    watch = select.poll()
+    watch.register(sys.stdout.fileno(), 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0)):
+        raise BrokenPipeError
 
 
 def new_lines(before: list[str], now: list[str]) -> list[str]:

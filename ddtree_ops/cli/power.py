@@ -86,7 +86,7 @@ def _tell_host(
     **fields: Any,
 ) -> int:
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import open_session, restore_limit_s
+    from ddtree_ops.deploy.run import author, open_session, restore_limit_s
 
     screen = Screen(json_=json_)
 
@@ -95,8 +95,31 @@ def _tell_host(
         if not screen.ask(f"{verb} {name}?", yes=yes):
             return 1, {"summary": "declined"}
         with open_session(deployment) as session:
-            reply = session.agent.call(verb, timeout=restore_limit_s(deployment), **fields)
-        screen.say(f"{deployment.host.name}: {deployment.service_name}: {verb}: {reply.get('state', 'done')}")
-        return 0, {"reply": reply, "summary": verb}
+            by = author(deployment.workspace_path)
+            limit = restore_limit_s(deployment)
+            fields.update(timeout_s=deployment.profile.stop_timeout_s, wait_s=min(limit, 3600), who=by["who"])
+            reply = session.agent.call(verb, timeout=limit + 30, client=by["client"], **fields)
+        code, how = outcome(verb, reply)
+        screen.say(f"{deployment.host.name}: {deployment.service_name}: {how}", "" if code == 0 else "yellow")
+        return code, {"reply": reply, "summary": how}
 
     return each(screen, select(hosts, service, None, workspace), act)
+
+
+def outcome(verb: str, reply: dict[str, Any]) -> tuple[int, str]:
+    """The exit code and the words for what the host answered: what is so now, not what was asked for."""
+    if verb == "unlock":
+        was, left = reply.get("was") or {}, reply.get("unfinished")
+        if not reply.get("released"):
+            return 7, f"still locked by {was.get('who') or '?'} (txn {was.get('txn')}): it goes on with its recovery"
+        done = f"ended the deploy of {was.get('who') or '?'} (txn {was.get('txn')})" if was else "nobody held the lock"
+        return 0, f"{done}; {left} is unfinished, see: ddtree recover" if left else done
+    if verb == "recover":
+        now = reply.get("generation")
+        stands = f"generation {now}" if now is not None else "nothing is deployed"
+        if reply.get("result") == "nothing":
+            return 0, f"nothing to recover, {stands}"
+        return 0, f"{reply.get('result')}: {stands}"
+    state = str((reply.get("active") or {}).get("state"))
+    wanted = ("inactive", "failed") if verb == "stop" else ("active", "activating", "reloading")
+    return (0 if state in wanted else 1), f"{verb}: {state}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,13 +21,20 @@ from ddtree_ops.errors import UsageError
 PROGRESS_AFTER_S = 1.0
 
 
+class _Unstoppable(Console):
+    """A reader that went away (``| head``) takes nothing down: a deploy must not end in the middle because of it."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+
 class Screen:
     """Implements ``deploy.run.Ui`` and the few ways results are shown. Values from hosts are never read as markup."""
 
     def __init__(self, *, json_: bool = False) -> None:
         self.json = json_
-        self._out = Console(markup=False, highlight=False, emoji=False)
-        self._err = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._out = _Unstoppable(markup=False, highlight=False, emoji=False)
+        self._err = _Unstoppable(stderr=True, markup=False, highlight=False, emoji=False)
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._label = ""
@@ -97,9 +105,17 @@ class Screen:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError("this would change a host and there is no terminal to ask at", hint="say --yes")
-        return typer.confirm(question, err=True)
+        try:
+            return typer.confirm(question, err=True)
+        except typer.Abort:  # Ctrl-C, or the end of the input
+            raise KeyboardInterrupt from None
 
     def _end_progress(self) -> None:
         if self._progress is not None:
             self._progress.stop()
         self._progress, self._task, self._label = None, None, ""
+
+
+def local_time(when: float | None) -> str:
+    """Unix seconds as this machine's date and time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when)) if when else ""

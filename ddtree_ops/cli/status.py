@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, command
-from ddtree_ops.cli.screen import Screen
+from ddtree_ops.cli.screen import Screen, local_time
 
 if TYPE_CHECKING:
     from ddtree_ops.deploy.facts import Facts
@@ -38,7 +37,11 @@ def status(
             screen.warn(f"drift: {line}")
         if doubt:
             screen.warn(f"UNPROVEN: {doubt}")
-        if seen.unfinished:
+        if seen.lock is not None and seen.lock.alive:
+            screen.warn(
+                f"{seen.lock.who or 'somebody'} deploys since {local_time(seen.lock.since)} (txn {seen.lock.txn})"
+            )
+        elif seen.unfinished:
             screen.warn(f"deploy {seen.unfinished} did not finish")
         return 0, {
             "status": {**row, "drift": drift, "unproven": doubt},
@@ -59,7 +62,7 @@ def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str
         "host": host,
         "service": service,
         "state": seen.active.state,
-        "since": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)) if since else "",
+        "since": local_time(since),
         "generation": str(seen.state.confirmed) if seen.state.confirmed is not None else "",
         "release": str(meta.get("release") or "")[:12],
         "profile": str(profile.get("name", "")),

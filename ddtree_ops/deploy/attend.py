@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ddtree_ops.deploy.follow import Entry, Follower
-from ddtree_ops.errors import DdtreeError, Failed, Locked, Unreachable
+from ddtree_ops.errors import DdtreeError, Failed, Interrupted, Locked, Unreachable
 from ddtree_ops.exactness import Kind, Verdict
 from ddtree_ops.model import Deployment
 from ddtree_ops.remote.agent import Agent
@@ -44,12 +44,6 @@ class Link(Protocol):
 
     def reconnect(self) -> None:
         """Raises Unreachable."""
-
-
-class Interrupted(DdtreeError):
-    """Ctrl-C while the host was applying; the host is consistent again, or will be by itself as the message says."""
-
-    exit_code = 130
 
 
 @contextlib.contextmanager
@@ -174,6 +168,8 @@ class Attendance:
             self._verdict = self._proven(follower)
             told = self._for_host(self._verdict)
         except Unreachable:
+            if follower.ended:
+                return  # decided without us; the journal's end is what counts
             raise
         except Exception as error:  # also a bug in the gate: the host must not wait for the lease to end, nor we exit
             why = error.message if isinstance(error, DdtreeError) else f"{type(error).__name__}: {error}"
@@ -192,6 +188,8 @@ class Attendance:
                 return verdict
             except Unreachable as error:
                 self._reconnect(follower, error)
+                if follower.ended:
+                    raise
                 self._ui.step("connected again; the gate starts anew")
 
     def _send(self, follower: Follower, verdict: dict[str, Any]) -> None:
@@ -266,6 +264,5 @@ _WORDS = {
     ("start", "begin"): "starting",
     ("health", "begin"): "waiting until it answers with the profile's arguments",
     ("health", "done"): "healthy",
-    ("gate", "begin"): "proving that it is exact",
     ("recover", "begin"): "going back",
 }

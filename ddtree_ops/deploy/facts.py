@@ -54,6 +54,11 @@ class Generation(msgspec.Struct, frozen=True):
     meta: dict[str, Any] = {}
     files: dict[str, str] = {}
 
+    @property
+    def adopted(self) -> bool:
+        """A hand-made unit that ``--adopt`` kept: without a profile, a release or a verdict of ours."""
+        return self.meta.get("adopted") is not None
+
 
 class Unit(msgspec.Struct, frozen=True):
     """The unit file as systemd sees it (or ``process.json``), drop-ins by path and sha256."""
@@ -103,6 +108,7 @@ class Facts(msgspec.Struct, frozen=True):
     unfinished: str | None = None
     lock: Lock | None = None
     next_generation: int = 1
+    adopt_generation: int = 0
     generation: Generation | None = None
     unit: Unit = Unit()
     active: Active = Active()

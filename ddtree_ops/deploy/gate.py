@@ -10,7 +10,7 @@ from typing import Any
 from ddtree_ops.errors import Failed
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Prompt, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.exactness.golden import Recording
-from ddtree_ops.exactness.plan import Tree
+from ddtree_ops.exactness.plan import Tree, check_plan
 from ddtree_ops.model import Profile
 from ddtree_ops.remote.transport import Transport
 
@@ -75,6 +75,14 @@ def prove(
         plan = dataclasses.replace(plan, **(overrides or {}))
         tell = (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None
         return run_gate(plan, tell, recording)
+
+
+def preflight(transport: Transport, profile: Profile, workspace: Path | None) -> None:
+    """What would keep the gate from running, found before anything is changed.
+
+    Raises UsageError for prompts or limits that cannot give a verdict, Failed for an api key that cannot be read.
+    """
+    check_plan(gate_plan(profile, "http://127.0.0.1", {}, workspace, _api_key(transport, profile)))
 
 
 def _api_key(transport: Transport, profile: Profile) -> str | None:

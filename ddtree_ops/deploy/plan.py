@@ -31,7 +31,8 @@ class Plan:
 
     ``reasons`` say why it is not a no-op; ``drift`` lists what somebody else changed on the host, which needs
     ``--adopt`` or ``--overwrite``; ``notes`` are promises and limits worth reading before saying yes.
-    ``from_`` is the generation to come back to (None: the service is removed again), ``to`` the one tried.
+    ``from_`` is the generation to come back to (None: the service is removed again), ``to`` the one tried. ``adopts``:
+    what is installed is not as ddtree left it and is kept as a generation of its own, the one to come back to.
     """
 
     host: str
@@ -43,6 +44,7 @@ class Plan:
     reasons: tuple[str, ...] = ()
     drift: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    adopts: bool = False
     diff: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -65,6 +67,7 @@ class Plan:
             "reasons": list(self.reasons),
             "drift": list(self.drift),
             "notes": list(self.notes),
+            "adopts": self.adopts,
             "diff": self.diff,
         }
 
@@ -81,7 +84,12 @@ def profile_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
 
 
 def find_drift(facts: Facts, supervisor: str) -> list[str]:
-    """What differs between the host and what ddtree last left there, one line each; empty when nothing does."""
+    """What differs between the host and what ddtree last left there, one line each; empty when nothing does.
+
+    While a deploy has not ended the host is as that deploy left it: nothing can be said then.
+    """
+    if facts.state.pending is not None:
+        return []
     unit, generation = facts.unit, facts.generation
     found = [f"drop-in {path} was added by somebody else" for path in sorted(unit.dropins)]
     if unit.masked:
@@ -90,7 +98,7 @@ def find_drift(facts: Facts, supervisor: str) -> list[str]:
         if unit.sha256 is not None:
             found.insert(0, f"{unit.path} exists and ddtree did not make it")
         return found
-    if generation.n == 0:
+    if generation.adopted:
         return [] if not unit.masked else found
     want = generation.files.get(SWITCH_FILE[supervisor])
     if unit.sha256 is None:
@@ -117,11 +125,15 @@ def find_drift(facts: Facts, supervisor: str) -> list[str]:
 
 def unproven(facts: Facts) -> str | None:
     """Why the last verdict does not bind what runs now; None when it does."""
-    verdict, generation = facts.verdict, facts.generation
+    verdict, generation, pending = facts.verdict, facts.generation, facts.state.pending
+    if pending is not None:
+        return f"deploy {pending.txn} has not ended: generation {pending.to} may be what serves"
     if generation is None:
         return "nothing was ever proven here"
     if verdict is None:
         return f"generation {generation.n} has no verdict"
+    if generation.adopted:
+        return "a hand-made unit has no profile to be proven by"
     if not verdict.get("passed"):
         return f"the last verdict is {verdict.get('kind')}"
     binds = verdict.get("binds") or {}
@@ -159,8 +171,8 @@ def make_plan(
     new_profile: dict[str, Any] = json.loads(render(deployment, release, 0).files["profile.json"])
     if current is None:
         reasons.append("nothing is deployed yet")
-    elif current.n == 0:
-        reasons.append("a hand-made unit runs (generation 0)")
+    elif current.adopted:
+        reasons.append(f"a hand-made unit runs (generation {current.n})")
     else:
         if current.meta.get("release") != release:
             reasons.append(f"release {current.meta.get('release')} -> {release}")
@@ -191,7 +203,10 @@ def make_plan(
             expect=expect,
         )
 
+    adopts = adopt and bool(drift)
     number = facts.next_generation or 1
+    if adopts and facts.adopt_generation == number:
+        number += 1  # the host gives that one to what it keeps
     files = dict(render(deployment, release, number).files)
     profile = deployment.profile
     meta = {
@@ -208,12 +223,13 @@ def make_plan(
         host=deployment.host.name,
         service=deployment.service_name,
         action="deploy",
-        from_=facts.state.confirmed,
+        from_=facts.adopt_generation if adopts else facts.state.confirmed,
         to=number,
+        adopts=adopts,
         release=release,
         reasons=tuple(reasons),
         drift=tuple(() if overwrite or adopt else drift),
-        notes=tuple(_notes(deployment, facts)),
+        notes=tuple(_notes(deployment, facts, lost=overwrite and not adopt)),
         diff=unified_diff(facts.unit.text or "", files[switch], facts.unit.path or switch),
         files=files,
         meta=meta,
@@ -279,8 +295,10 @@ def seal(
     }
 
 
-def _notes(deployment: Deployment, facts: Facts) -> list[str]:
+def _notes(deployment: Deployment, facts: Facts, *, lost: bool) -> list[str]:
     notes = []
+    if lost and facts.state.confirmed is None and facts.unit.sha256 is not None:
+        notes.append("the unit that is there is replaced: if this deploy fails, nothing runs (--adopt would keep it)")
     if deployment.host.supervisor == "process":
         notes.append("plain process, no systemd: it does not come back after a reboot")
     if facts.active.state == "active":

@@ -15,12 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.attend import Attendance, Ui
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.follow import Entry
-from ddtree_ops.deploy.gate import prove, stored
-from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, make_plan, missing_models, model_paths, seal
+from ddtree_ops.deploy.gate import preflight, prove, stored
+from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Plan, find_drift, make_plan, missing_models, model_paths, seal
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Profile, profile_from_json
@@ -165,13 +167,21 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
     deployment = session.deployment
     if not plan.changes:
         return Outcome(plan.host, plan.service, "unchanged", plan.to, plan.release, seconds=time.monotonic() - started)
+    if seen.unit.masked and not options.overwrite:
+        raise Failed(
+            f"{plan.host}: {seen.unit.path} is masked: somebody wants it never to start; nothing was changed",
+            hint=f"systemctl unmask {plan.service} there, or replace the mask with --overwrite",
+        )
     if plan.drift:
+        keep = "keep it as a generation with --adopt" if seen.generation is None else "take it back on the host"
         raise Failed(
             f"{plan.host}: the host is not as ddtree left it: " + "; ".join(plan.drift),
-            hint="keep it as generation 0 with --adopt, or replace it with --overwrite",
+            hint=f"{keep}, or replace it with --overwrite",
         )
     if missing := missing_models(deployment, seen):
         raise Failed(f"{plan.host}: no model at {', '.join(missing)}", hint="a deploy never downloads weights")
+    require_free_port(plan.host, deployment.service.port, seen)
+    preflight(session.transport, deployment.profile, deployment.workspace_path)
     bootstrap(session, seen, ui)
     sent = 0
     if not seen.release_installed:
@@ -184,7 +194,7 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
         deployment,
         txn=new_txn(),
         author=author(deployment.workspace_path),
-        adopt=options.adopt,
+        adopt=plan.adopts,
         overwrite=options.overwrite,
     )
     end, verdict = apply(session, sealed, deployment.profile, ui, python=seen.system.python)
@@ -196,14 +206,21 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
     started = time.monotonic()
     deployment = session.deployment
     history = session.agent.call("history", limit=200)
-    target = choose_rollback(seen, history.get("generations", []), to)
+    try:
+        target = choose_rollback(seen, history.get("generations", []), to)
+    except Failed as error:
+        raise Failed(f"{deployment.host.name}: {error.message}", hint=error.hint) from None
     stored = session.agent.call("generation", n=target)
     meta = stored["meta"]
-    if target != 0:
-        profile = profile_from_json(stored["files"]["profile.json"])
+    adopted = meta.get("adopted") is not None
+    if adopted:
+        ui.warn(f"generation {target} is a hand-made unit: started and watched, but there is no profile to prove it by")
     else:
-        profile = deployment.profile
-        ui.warn("generation 0 is a hand-made unit: it is started and watched, but there is no profile to prove it by")
+        deployment = msgspec.structs.replace(deployment, profile=profile_from_json(stored["files"]["profile.json"]))
+        preflight(session.transport, deployment.profile, deployment.workspace_path)
+    profile = deployment.profile
+    for line in find_drift(seen, deployment.host.supervisor):
+        ui.warn(f"drift, replaced by the rollback: {line}")
     plan = Plan(
         host=deployment.host.name,
         service=deployment.service_name,
@@ -226,7 +243,7 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
     sealed = seal(
         plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True
     )
-    end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=target != 0)
+    end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=not adopted)
     return conclude(plan, end, verdict, 0, time.monotonic() - started)
 
 
@@ -247,6 +264,17 @@ def choose_rollback(seen: Facts, generations: list[dict[str, Any]], to: int | No
     if not earlier:
         raise Failed("there is no earlier proven generation to go back to", hint="see: ddtree history")
     return max(earlier)
+
+
+def require_free_port(host: str, port: int, seen: Facts) -> None:
+    """Raises Failed when a process that is not the service's listens on its port: the new one could never."""
+    owner = seen.port_owner
+    if owner is not None and not owner.ours:
+        who = f"{owner.command or 'a process'} (pid {owner.pid})" if owner.pid else "a process that root cannot name"
+        raise Failed(
+            f"{host}: port {port} is taken by {who}, which is not this service; nothing was changed",
+            hint="stop it, or give the service another port in the inventory",
+        )
 
 
 def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
@@ -283,6 +311,7 @@ def apply(
     def check(transport: Transport) -> Verdict | None:
         if not gate:
             return None
+        ui.step("proving that it is exact")
         return prove(
             transport,
             profile,

@@ -12,7 +12,7 @@ from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import gate_prompts, prove, tree_of
 from ddtree_ops.deploy.run import Session
-from ddtree_ops.errors import Failed, UsageError
+from ddtree_ops.errors import Failed, Locked, UsageError
 from ddtree_ops.exactness import Verdict, golden, known_methods, load_prompts
 from ddtree_ops.exactness.plan import Tree
 from ddtree_ops.model import Profile, profile_from_json
@@ -44,12 +44,18 @@ class Verified:
 def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
     """Run the gate against what runs now, and record where that was asked for and the verdict is a pass.
 
-    Raises Failed when nothing runs, UsageError for a golden that is missing, stale or another's.
+    Raises Failed when nothing runs, Locked while a deploy has not ended, UsageError for a golden that is missing,
+    stale or another's.
     """
     deployment = session.deployment
     if seen.active.state != "active":
         raise Failed(f"{deployment.host.name}: {deployment.service_name} is {seen.active.state}, nothing to verify")
-    profile, expect = running_profile(session, seen)
+    if seen.state.pending is not None:
+        raise Locked(
+            f"{deployment.host.name}: deploy {seen.state.pending.txn} has not ended",
+            hint="it runs its own gate; if nobody is at it any more: ddtree recover",
+        )
+    profile, health = running_profile(session, seen)
     prompts, prompt_set = gate_prompts(profile, deployment.workspace_path)
     if ask.prompts is not None:
         prompts, prompt_set = load_prompts(ask.prompts), ask.prompts.name
@@ -75,8 +81,8 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
     verdict = prove(
         session.transport,
         profile,
-        port=deployment.service.port,
-        expect=expect,
+        port=int(health["port"]),
+        expect=health["expect"],
         workspace=deployment.workspace_path,
         progress=ui.progress,
         overrides={**overrides, "methods": methods, "golden": known},
@@ -92,12 +98,15 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
 
 
 def running_profile(session: Session, seen: Facts) -> tuple[Profile, dict[str, Any]]:
-    """The profile of the generation that runs and the arguments it must show; the inventory's where there is none."""
-    generation = seen.generation
-    if generation is None or generation.n == 0:
-        return session.deployment.profile, {}
+    """The profile of the generation that runs, and its port and the arguments it must show.
+
+    The inventory's where there is none: it may name another profile and port than what runs.
+    """
+    generation, health = seen.generation, {"port": session.deployment.service.port, "expect": {}}
+    if generation is None or generation.adopted:
+        return session.deployment.profile, health
     profile = profile_from_json(session.agent.call("generation", n=generation.n)["files"]["profile.json"])
-    return profile, (generation.meta.get("health") or {}).get("expect") or {}
+    return profile, {**health, **(generation.meta.get("health") or {})}
 
 
 def model_identities(session: Session, seen: Facts, profile: Profile) -> dict[str, dict[str, Any] | None]:

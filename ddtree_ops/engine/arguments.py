@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .faults import FAULTS, Fault
+from .faults import Fault
 
 
 class ArgumentError(ValueError):
@@ -111,7 +111,11 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     )
     p.add_argument("--skip-tokenizer-init", action="store_true", help="serve token ids only")
     p.add_argument(
-        "--fault", type=Fault, choices=list(Fault), help="; ".join(f"{f}: {text}" for f, text in FAULTS.items())
+        "--fault",
+        type=Fault,
+        choices=list(Fault),
+        metavar="NAME",
+        help="be wrong on purpose; python -m ddtree_ops.engine.faults lists",
     )
     p.add_argument("--num-threads", type=_bounded(1, 1024), help="threads of one matrix product")
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")

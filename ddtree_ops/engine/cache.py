@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from .faults import Fault
 from .kv import SlotTable
 
 
@@ -21,6 +22,7 @@ class _Page:
     parent: _Page | None = None
     tokens: tuple[int, ...] = ()
     slots: list[int] = field(default_factory=list)
+    owned: int = 0
     children: dict[tuple[int, ...], _Page] = field(default_factory=dict)
     holders: int = 0
     used: int = 0
@@ -39,8 +41,9 @@ class Lease:
 class PrefixCache:
     """Hands out rows of slots, the front of them from the cache where it can. With `size` None nothing is kept."""
 
-    def __init__(self, table: SlotTable, size: int | None) -> None:
+    def __init__(self, table: SlotTable, size: int | None, fault: Fault | None = None) -> None:
         self.table = table
+        self._fault = fault
         self._size = size
         self._roots: dict[str, _Page] = {}
         self._clock = 0
@@ -67,6 +70,8 @@ class PrefixCache:
 
         None while there is no room. Raises ValueError if it can never fit.
         """
+        if self._fault is Fault.EXTRA_KEY_IGNORED:
+            namespace = ""
         lease = Lease(-1, 0, namespace, [])
         for page in self._find(tokens[:most], namespace):
             self._hold(lease, page)
@@ -92,19 +97,23 @@ class PrefixCache:
             return
         parent = lease.pages[-1] if lease.pages else self._roots.setdefault(lease.namespace, _Page())
         for start in range(len(lease.pages) * self._size, len(tokens) - self._size + 1, self._size):
-            key = tuple(tokens[start : start + self._size])
+            key = self._key(tokens, start, self._size)
             page = parent.children.get(key)
             if page is None:
-                page = _Page(parent, key, self.table.disown(lease.row, start, start + self._size))
+                slots = self.table.disown(lease.row, start, start + self._size)
+                page = _Page(parent, key, slots, owned=self._size)
                 parent.children[key] = page
                 self._unheld += self._size
             self._hold(lease, page)
             parent = page
 
-    def leave(self, lease: Lease) -> None:
+    def leave(self, lease: Lease, aborted: bool = False) -> None:
         """Give the row back; the pages stay. Raises KeyError when it was given back before."""
         self.table.release(lease.row)
+        pages = lease.pages
         self._let_go(lease)
+        if aborted and self._fault is Fault.SLOT_REUSED_AFTER_ABORT:
+            self._free_in_place(pages)
 
     def flush(self) -> None:
         """Forget every page that nobody holds."""
@@ -113,30 +122,41 @@ class PrefixCache:
     def _find(self, tokens: Sequence[int], namespace: str) -> list[_Page]:
         found: list[_Page] = []
         page = self._roots.get(namespace)
-        while page is not None and self._size is not None:
-            start = len(found) * self._size
-            # A short rest is no key: every page is full.
-            page = page.children.get(tuple(tokens[start : start + self._size]))
+        while page is not None and self._size is not None and len(tokens) >= (len(found) + 1) * self._size:
+            page = page.children.get(self._key(tokens, len(found) * self._size, self._size))
             if page is not None:
                 found.append(page)
         return found
+
+    def _key(self, tokens: Sequence[int], start: int, size: int) -> tuple[int, ...]:
+        if self._fault is Fault.CACHED_PREFIX_OF_ANOTHER:
+            size = 1
+        return tuple(tokens[start : start + size])
 
     def _hold(self, lease: Lease, page: _Page) -> None:
         self._clock += 1
         page.used = self._clock
         lease.pages.append(page)
         if not page.holders:
-            self._unheld -= len(page.slots)
-            self._held += len(page.slots)
+            self._unheld -= page.owned
+            self._held += page.owned
         page.holders += 1
 
     def _let_go(self, lease: Lease) -> None:
         for page in lease.pages:
             page.holders -= 1
             if not page.holders:
-                self._unheld += len(page.slots)
-                self._held -= len(page.slots)
+                self._unheld += page.owned
+                self._held -= page.owned
         lease.pages = []
+
+    def _free_in_place(self, pages: list[_Page]) -> None:
+        """Planted: the slots of unheld pages are free, the pages still there to be found."""
+        for page in pages:
+            if not page.holders:
+                self.table.reclaim(page.slots[: page.owned])
+                self._unheld -= page.owned
+                page.owned = 0
 
     def _evict(self, wanted: int) -> None:
         """Drop unheld pages, least recently used leaf first, until `wanted` slots are free or none is left."""
@@ -147,8 +167,8 @@ class PrefixCache:
         heapify(leaves)
         while leaves and self.table.free < wanted:
             page = heappop(leaves)[2]
-            self.table.reclaim(page.slots)
-            self._unheld -= len(page.slots)
+            self.table.reclaim(page.slots[: page.owned])
+            self._unheld -= page.owned
             parent = page.parent
             assert parent is not None
             del parent.children[page.tokens]

@@ -63,7 +63,7 @@ def build_decoder(a: Arguments, resolved: Resolved) -> Decoder:
     positions = resolved.context_length + max(resolved.width, block)
     target = Target(a.model_path, resolved.model, dtype, positions)
     table = SlotTable(a.max_running_requests, resolved.context_length + resolved.width, slots)
-    cache = PrefixCache(table, None if a.disable_radix_cache else a.page_size)
+    cache = PrefixCache(table, None if a.disable_radix_cache else a.page_size, a.fault)
     pool = KVPool(resolved.model, slots, dtype)
     if resolved.draft is None or a.speculative_draft_model_path is None:
         return Decoder(target, cache, pool)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from . import logprobs
 from .cache import Lease
+from .faults import Fault
 from .metrics import Metrics
 from .request import Request, Update
 from .sampling import tempered
@@ -223,8 +224,11 @@ class Scheduler:
         """Take tokens up to the first stop or the last allowed one, whichever comes first in the path."""
         request = r.request
         finish: dict[str, str | int] | None = None
-        kept = tokens[: request.max_new_tokens - r.generated]
+        fault = self._decoder.fault
+        kept = tokens if fault is Fault.OVERLONG_OUTPUT else tokens[: request.max_new_tokens - r.generated]
         for place, token in enumerate(kept):
+            if fault is Fault.STOP_IN_PATH_IGNORED and place + 1 < len(kept):
+                continue
             if token in request.stop_token_ids:
                 kept = kept[: place + 1]
                 finish = {"type": "stop", "matched": token}
@@ -235,7 +239,7 @@ class Scheduler:
         # Logprobs came with the whole path; beyond the cut there is nothing to report.
         del r.pending.output_logprobs[len(r.pending.output_ids) :]
         del r.pending.output_top[len(r.pending.output_ids) :]
-        if finish is None and r.generated == request.max_new_tokens:
+        if finish is None and r.generated >= request.max_new_tokens:
             finish = {"type": "length", "length": r.generated}
         if finish is not None:
             self._finish(r, finish)
@@ -247,10 +251,11 @@ class Scheduler:
             self._running.remove(r)
             self._known.discard(r.request.rid)
             # Behind a stop or the limit the path may go on: what nobody was given is not kept either.
-            committed = [*r.request.prompt, *r.sequence.output[: r.generated]][: r.sequence.length]
+            given = [*r.request.prompt, *r.sequence.output[: r.generated]]
+            committed = r.sequence.length + (self._decoder.fault is Fault.BONUS_KV_KEPT)
             if r.generated and not failed:
-                self._decoder.cache.keep(r.lease, committed)
-            self._decoder.cache.leave(r.lease)
+                self._decoder.cache.keep(r.lease, given[:committed])
+            self._decoder.cache.leave(r.lease, aborted=finish["type"] == "abort")
         r.pending.finish, r.pending.failed = finish, failed
         self._send(r)
 

@@ -7,13 +7,14 @@ below, so that what is exact for one is exact for all.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import planted
 from .attention import PromptAttention, VerifyAttention, prefix_allowed
 from .cache import PrefixCache
 from .drafter import Drafter
@@ -106,7 +107,7 @@ class Decoder:
         if (drafter is None) != (draft is None):
             raise ValueError("drafter and draft go together")
         self.target, self.cache, self.table, self.drafter = target, cache, cache.table, drafter
-        self._pool, self._draft, self._fault = pool, draft, fault
+        self._pool, self._draft, self.fault = pool, draft, fault
         self._heads = (target.config.num_heads, target.config.num_kv_heads)
         self._capture = drafter.config.target_layer_ids if drafter else ()
         self.executed: Shape | None = None
@@ -137,7 +138,7 @@ class Decoder:
             sequence.length = len(prompt.ids)
             # The last prompt token is the root of a tree of its own; nothing was put out before it.
             root = Verified([0], [0], [prompt.ids[-1]], sequence.length - 1, sequence.sampling, [])
-            (first,), _ = take(scores[-1:], [root], rejection=False)
+            (first,), _ = take(scores[-1:], [root])
             sequence.bonus = first.tokens[0]
             sequence.output.append(sequence.bonus)
         return logits
@@ -148,6 +149,10 @@ class Decoder:
 
         The tokens must lie within each sequence's slots: L + W of them. Raises NumericError.
         """
+        batch = len(sequences)
+        if self.fault is Fault.PADDED_ROWS_WRITE_LIVE_SLOTS:
+            pad = replace(sequences[0], bonus=0)
+            sequences = [*sequences, *[pad] * planted.padding(batch)]
         rows = torch.tensor([sequence.row for sequence in sequences])
         lengths = torch.tensor([sequence.length for sequence in sequences])
         bonus = torch.tensor([sequence.bonus for sequence in sequences])
@@ -155,28 +160,28 @@ class Decoder:
         parent, depth, token = self._propose(bonus, lengths, prefix)
         width = parent.shape[1]
         nodes = self.table.at(rows, lengths.unsqueeze(1) + torch.arange(width))
+        if self.fault is Fault.ROW_SPILL:
+            nodes = planted.spilled(self.table, nodes, rows, lengths)
         attend = VerifyAttention(
             self._pool, self._heads, prefix, nodes, self._allowed(parent, depth, lengths, prefix), self.target.dtype
         )
         hidden, features = self.target.forward(
             torch.from_numpy(token).reshape(-1), self._positions(lengths, depth), attend, self._capture
         )
+        drawn = zip(parent.tolist(), depth.tolist(), token.tolist(), strict=True)
         trees = [
             Verified(*tree, sequence.length, sequence.sampling, sequence.output)
-            for tree, sequence in zip(
-                zip(parent.tolist(), depth.tolist(), token.tolist(), strict=True), sequences, strict=True
-            )
+            for sequence, tree in zip(sequences[:batch], drawn, strict=False)
         ]
-        taken, logits = take(
-            self.target.logits(hidden), trees, rejection=self._draft is not None and self._draft.rejection
-        )
+        rejection = self._draft is not None and self._draft.rejection
+        taken, logits = take(self.target.logits(hidden[: batch * width]), trees, rejection, self.fault)
         paths = [t.path for t in taken]
         self._commit(paths, nodes, lengths, features)
-        for sequence, t in zip(sequences, taken, strict=True):
+        for sequence, t in zip(sequences[:batch], taken, strict=True):
             sequence.length += len(t.path)
             sequence.bonus = t.tokens[-1]
             sequence.output += t.tokens
-        self.executed = shape_of(parent, depth)
+        self.executed = shape_of(parent, depth, token)
         rows_of = [[i * width + node for node in path] for i, path in enumerate(paths)]
         return StepResult([t.tokens for t in taken], rows_of, logits)
 
@@ -194,16 +199,25 @@ class Decoder:
             values, ids = candidates(
                 torch.log_softmax(logits.float(), dim=-1), min(self._draft.topk, self._draft.budget)
             )
-            trees = [best_first(rows, self._draft.budget) for rows in values.tolist()]
+            if self.fault is Fault.TOPK_IGNORED:
+                values = values[..., :1]
+            budget = self._draft.budget
+            if self.fault is Fault.BUDGET_CLAMPED:
+                budget = min(budget, self.drafter.config.block_size - 1)
+            trees = [best_first(rows, budget) for rows in values.tolist()]
         depth = np.array([tree.depth for tree in trees], dtype=np.int64)
         rank = np.array([tree.rank for tree in trees], dtype=np.int64)
+        if self.fault is Fault.DUPLICATE_SIBLINGS:
+            rank = planted.repeat_first(rank)
+        if self.fault is Fault.RANK_LOCAL_DRAFT_IDS:
+            ids = ids % (logits.shape[-1] // 2)
         token = ids.numpy()[np.arange(batch)[:, None], depth - 1, rank]
         token[:, 0] = bonus.numpy()
         return np.array([tree.parent for tree in trees], dtype=np.int64), depth, token
 
     def _positions(self, lengths: Tensor, depth: Ints) -> Tensor:
         offset = torch.from_numpy(depth)
-        if self._fault is Fault.ROPE_BY_INDEX:
+        if self.fault is Fault.ROPE_BY_INDEX:
             offset = torch.arange(depth.shape[1])
         return (lengths.unsqueeze(1) + offset).reshape(-1)
 
@@ -211,11 +225,15 @@ class Decoder:
         """bool [batch, W, prefix columns + W]: the own prefix, and the tree cells as read back from the flat buffer."""
         batch, width = parent.shape
         stride = width
-        if self._fault is Fault.MASK_ROWS_BY_BLOCK_SIZE and self.drafter is not None:
+        if self.fault is Fault.MASK_ROWS_BY_BLOCK_SIZE and self.drafter is not None:
             stride = self.drafter.config.block_size
         buffer = new_buffer(batch, width, stride)
         write_rows(buffer, ancestors(parent, int(depth.max())), stride)
         cells = torch.from_numpy(read_rows(buffer, batch, width))
+        if self.fault is Fault.MASK_OF_FIRST_REQUEST:
+            cells = cells[:1].expand(batch, -1, -1)
+        if self.fault is Fault.MASK_ALL_BLOCKED:
+            cells = torch.zeros_like(cells)
         visible = prefix_allowed(lengths, prefix.shape[1]).unsqueeze(1).expand(batch, width, -1)
         return torch.cat((visible, cells), dim=2)
 
@@ -226,7 +244,9 @@ class Decoder:
         order = torch.tensor([place for path in paths for place in range(len(path))])
         source, destination = nodes[request, node], nodes[request, order]
         moved = source != destination
-        if bool(moved.any()):
+        if bool(moved.any()) and self.fault is not Fault.STALE_KV:
             self._pool.move(source[moved], destination[moved])
+        if self.fault is Fault.DRAFT_HIDDEN_OF_WRONG_NODE:
+            node = order
         if self.drafter is not None and features is not None:
             self.drafter.append(features[request * nodes.shape[1] + node], destination, lengths[request] + order)

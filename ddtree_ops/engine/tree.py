@@ -7,6 +7,7 @@ prefixes; because log p <= 0 a parent always precedes its children, hence parent
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -68,14 +69,21 @@ def tree_width(depth: int, topk: int, budget: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step really executed: nodes besides the root, the most children of one node, the deepest path."""
+    """What a step really executed: nodes besides the root, the most children of one node, the deepest path.
+
+    Siblings that hold the same token count once: the second one could never be accepted.
+    """
 
     nodes: int
     max_children: int
     max_depth: int
 
 
-def shape_of(parent: NDArray[np.int64], depth: NDArray[np.int64]) -> Shape:
-    """The largest figures over a batch of trees [batch, W], measured on the arrays that the verify used."""
-    children = max((int(np.bincount(row[1:], minlength=1).max()) for row in parent), default=0)
-    return Shape(parent.shape[1] - 1, children, int(depth.max()))
+def shape_of(parent: NDArray[np.int64], depth: NDArray[np.int64], token: NDArray[np.int64]) -> Shape:
+    """The largest figures over a batch of trees, each array [batch, W], measured on what the verify used."""
+    nodes = children = 0
+    for parents, tokens in zip(parent[:, 1:].tolist(), token[:, 1:].tolist(), strict=True):
+        distinct = set(zip(parents, tokens, strict=True))
+        nodes = max(nodes, len(distinct))
+        children = max(children, *Counter(node for node, _ in distinct).values(), 0)
+    return Shape(nodes, children, int(depth.max()))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from . import planted
 from . import sampling as draws
+from .faults import Fault
 from .request import GREEDY, Sampling
 from .walk import accepted_path, rejection_path
 
@@ -53,37 +55,49 @@ def choices(logits: Tensor) -> list[int]:
     return chosen
 
 
-def take(logits: Tensor, trees: Sequence[Verified], rejection: bool) -> tuple[list[Taken], Tensor]:
+def take(
+    logits: Tensor, trees: Sequence[Verified], rejection: bool = False, fault: Fault | None = None
+) -> tuple[list[Taken], Tensor]:
     """What each tree's request takes, and the logits [batch * W, vocab] it was taken from, penalised and tempered.
 
     logits are the target's, W rows a tree. rejection: the method for requests that sample. Raises NumericError.
     """
     width = logits.shape[0] // len(trees)
-    own = list(torch.split(logits, width))
-    for i, tree in enumerate(trees):
-        if tree.sampling.penalises:
-            own[i] = draws.penalised(own[i], tree.histories(), tree.sampling)
-        own[i] = draws.tempered(own[i], tree.sampling)
+    asked = planted.parameters(fault, [tree.sampling for tree in trees])
+    own = list(torch.split(planted.logits(fault, logits, len(trees)), width))
+    for i, (tree, s) in enumerate(zip(trees, asked, strict=True)):
+        if s.penalises:
+            frozen = fault is Fault.PENALTIES_FROZEN
+            own[i] = draws.penalised(own[i], [tree.output] * width if frozen else tree.histories(), s)
+        own[i] = draws.tempered(own[i], s)
     # Untouched logits stay one tensor: nothing is copied, and a greedy batch is computed as it always was.
-    changed = any(tree.sampling.penalises or not tree.sampling.greedy for tree in trees)
-    used = torch.cat([scores.float() for scores in own]) if changed else logits
+    changed = any(s.penalises or not s.greedy for s in asked)
+    used = torch.cat([scores.float() for scores in own]) if changed else planted.logits(fault, logits, len(trees))
     greedy = choices(used)
     taken = []
-    for i, tree in enumerate(trees):
+    for i, (tree, s) in enumerate(zip(trees, asked, strict=True)):
         choice = greedy[i * width : (i + 1) * width]
-        if not tree.sampling.greedy:
-            weights = draws.filtered(own[i], tree.sampling)
+        if not s.greedy:
+            weights = _weights(own[i], s, fault)
             if rejection:
-                taken.append(_reject(tree, weights))
+                taken.append(_reject(tree, weights, s.seed))
                 continue
-            choice = draws.draw(weights, tree.sampling.seed, [tree.length + depth for depth in tree.depth])
+            choice = draws.draw(weights, s.seed, [tree.length + depth for depth in tree.depth])
+        if fault is not None:
+            taken.append(Taken(*planted.walk(fault, tree, choice, own[i])))
+            continue
         path = accepted_path(tree.parent, tree.token, choice)
         taken.append(Taken(path, [choice[node] for node in path]))
     return taken, used
 
 
-def _reject(tree: Verified, weights: Tensor) -> Taken:
-    seed = tree.sampling.seed
+def _weights(scores: Tensor, s: Sampling, fault: Fault | None) -> Tensor:
+    if fault is Fault.FILTER_ORDER and s.top_k > 0:
+        return planted.top_k_before_top_p(draws.filtered(scores, replace(s, top_p=1.0)), s)
+    return draws.filtered(scores, s)
+
+
+def _reject(tree: Verified, weights: Tensor, seed: int) -> Taken:
     path, left = rejection_path(
         tree.parent,
         tree.token,

@@ -155,7 +155,7 @@ class Rounds:
             return None
         if got.finish == "stop" and isinstance(got.matched, int):
             self._work.stops.add(got.matched)
-        if not load.mixed:  # outputs of different lengths always differ
+        if not load.mixed:  # outputs cut to different lengths differ whatever the engine does
             self._evidence.seen(ids, tokens)
         self._check_commits(got, where)
         await self._sample_structure(load)

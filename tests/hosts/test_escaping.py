@@ -70,7 +70,8 @@ def generated(count: int) -> list[str]:
 
 @pytest.fixture
 def host(testhost: TestHost) -> Iterator[TestHost]:
-    """A host with the service user that an install makes; everything is taken away again."""
+    """An empty host with the service user that an install makes; everything is taken away again."""
+    testhost.reset()
     testhost.sh("useradd --system ddtree")
     yield testhost
     units = " ".join(f"/etc/systemd/system/{unit}.service" for unit in (NAME, "refused", "strange", "gpu"))

@@ -158,7 +158,7 @@ def test_deploys_confirm_and_replace_each_other(machine: Machine) -> None:
     [
         ({"sick": 1}, "/health answered 503"),
         ({"info": '{"tp_size":4}'}, "tp_size: wanted 2, got 4"),
-        ({"say": "FATAL-error"}, "fatal line in its log: FATAL-error"),
+        ({"say": "FATAL-error", "sick": 1}, "fatal line in its log: FATAL-error"),
         ({"exit": 3}, "crash loop: 3 restarts"),
         ({"exit": 0}, "the service ended (inactive"),
         ({"info": '{"tp_size":2}', "orphan": 1}, "the verdict is FAIL"),
@@ -169,7 +169,7 @@ def test_a_bad_service_gives_way_to_the_one_before(machine: Machine, engine: dic
     before = machine.facts()
     health = {
         "port": machine.port,
-        "timeout_s": 3 if "sick" in engine else 20,
+        "timeout_s": 3 if engine == {"sick": 1} else 20,
         "expect": {"tp_size": 2},
         "fatal": ["FATAL"],
     }

@@ -55,6 +55,11 @@ class Workspace:
         inventory["services"][SERVICE] = {**service, "base": "tiny", "port": PORT, "gpus": []}
         file.write_text(yaml.safe_dump(inventory, sort_keys=False))
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ``ddtree`` runs with."""
+        return {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
+
     def ddtree(self, *words: str, code: int = 0, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """Run ``ddtree`` here; its exit code must be ``code``."""
         done = subprocess.run(
@@ -64,7 +69,7 @@ class Workspace:
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=timeout,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)},
+            env=self.environment,
         )
         assert done.returncode == code, (
             f"ddtree {' '.join(words)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"

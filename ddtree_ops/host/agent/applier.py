@@ -161,7 +161,7 @@ class Applier:
         self.txn: str = plan["txn"]
         self.dir = service.txn_dir(self.txn)
         self.terminated = False
-        self.lease: bytes | None = None
+        self.lease: int | None = None
         self.lease_at = time.monotonic()
         self.health: JSON | None = plan.get("health")
         load = float((self.health or {}).get("timeout_s") or 120)
@@ -226,8 +226,8 @@ class Applier:
 
         A verdict that is no pass counts before the gate too: an operator's Ctrl-C does not wait for a long load.
 
-        The lease is a text that changes; its age is measured here by the monotonic clock, so that no jump of the
-        wall clock ends it early.
+        The lease is a file whose time changes (a full disk allows that); its age is measured here by the monotonic
+        clock, so that no jump of the wall clock ends it early.
         """
         if self.terminated:
             why = read_json(self.dir / "unlock.json") or {}
@@ -235,7 +235,7 @@ class Applier:
         verdict = read_json(self.dir / "verdict.json")
         if verdict is not None and verdict.get("passed") is not True:
             raise HostError("failed", why_not(verdict))
-        now, lease = time.monotonic(), read_bytes(self.dir / "lease", 256)
+        now, lease = time.monotonic(), (self.dir / "lease").stat().st_mtime_ns
         if lease != self.lease:
             self.lease, self.lease_at = lease, now
         if now - self.lease_at > float(self.plan["lease_s"]):

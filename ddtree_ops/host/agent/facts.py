@@ -259,6 +259,7 @@ def history(service: Service, request: JSON) -> JSON:
             )
         elif entry.get("event") == "note":
             row.update(note=entry.get("step"), reason=entry.get("reason"))
+            row.setdefault("who", entry.get("who"))
     confirmed = {row.get("generation") for row in found.values() if row["end"] == "confirmed"}
     generations = []
     for n in service.generations():

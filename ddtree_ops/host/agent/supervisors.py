@@ -345,15 +345,16 @@ class Process(Supervisor):
 
     def ask_stop(self, timeout: float, block: bool = True) -> None:
         pid = self.supervisor_pid()
-        if pid is None:
-            return
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + timeout
-        while self.supervisor_pid() == pid and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self.supervisor_pid() == pid:
-            os.kill(pid, signal.SIGKILL)
-            kill_all(self.members)
+        if pid is None and not (self.service.run / "status.json").exists():
+            return  # it never ran
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + timeout
+            while self.supervisor_pid() == pid and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if self.supervisor_pid() == pid:
+                os.kill(pid, signal.SIGKILL)
+                kill_all(self.members)
         write_json(self.service.run / "status.json", {"state": "inactive", "restarts": 0})
 
     def verify(self, n: int) -> JSON:

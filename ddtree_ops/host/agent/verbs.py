@@ -106,6 +106,7 @@ def apply(service: Service, request: JSON) -> JSON:
         raise HostError("refused", f"transaction {txn} exists already")
     make_dir(directory, 0o700)
     write_json(directory / "plan.json", plan, 0o600)
+    write_file(directory / "lease", b"", 0o600)
     argv = [
         *service.agent_argv("run"),
         "--txn",
@@ -216,7 +217,7 @@ def follow(service: Service, txn: str, offset: int) -> int:
     A byte on stdin renews the lease. When the applier is gone without an end, a last line says so ("gone") and the
     status is 3: `recover` is what comes next.
     """
-    lease, seen, beats, lonely = service.txn_dir(txn) / "lease", offset, 0, 0.0
+    lease, seen, lonely = service.txn_dir(txn) / "lease", offset, 0.0
     listen = True
     while True:
         entries = service.journal.entries(txn)
@@ -235,5 +236,4 @@ def follow(service: Service, txn: str, offset: int) -> int:
         elif select.select([0], [], [], 0.2)[0]:
             listen = bool(os.read(0, 4096))
             if listen:
-                beats += 1
-                lease.write_text(f"{os.getpid()}-{beats}\n")
+                lease.touch()

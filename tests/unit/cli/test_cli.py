@@ -5,15 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from ddtree_ops.cli.fleet import worst
+from ddtree_ops.cli.history import told
 from ddtree_ops.cli.logs import new_lines
+from ddtree_ops.cli.power import outcome
 from ddtree_ops.model import init_workspace
 
 COMMANDS = [
@@ -82,6 +88,13 @@ def test_errors_are_one_json_document(tmp_path: Path) -> None:
     assert json.loads(refused.stdout)["error"]["exit_code"] == 2
 
 
+@pytest.mark.parametrize("words", [["deploy", "--bogus"], ["rollback", "--to", "x"], ["unlock"], ["nonsense"]])
+def test_wrong_options_are_one_json_document(tmp_path: Path, words: list[str]) -> None:
+    refused = ddtree(tmp_path, *words, "--json")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert json.loads(refused.stdout)["error"]["exit_code"] == 2
+
+
 def test_an_unknown_host_is_named_with_the_known_ones(workspace: Path) -> None:
     refused = ddtree(workspace, "plan", "--host", "ct20")
     assert refused.returncode == 2
@@ -144,6 +157,18 @@ def test_following_a_log_shows_each_line_once(before: list[str], now: list[str],
     assert new_lines(before, now) == new
 
 
+def test_following_ends_with_its_reader() -> None:
+    code = "import time\nfrom ddtree_ops.cli.logs import require_reader\nprint('x', flush=True)\n"
+    code += "require_reader()\nprint('y', flush=True)\ntime.sleep(0.5)\nrequire_reader()\n"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as done:
+        assert done.stdout is not None and done.stderr is not None
+        assert (done.stdout.readline(), done.stdout.readline()) == (b"x\n", b"y\n")
+        done.stdout.close()
+        assert b"BrokenPipeError" in done.stderr.read()
+
+
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
@@ -160,3 +185,82 @@ def test_help_imports_nothing_heavy() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply", "code", "words"),
+    [
+        ("stop", {"active": {"state": "inactive"}}, 0, "inactive"),
+        ("start", {"active": {"state": "failed"}}, 1, "failed"),
+        ("restart", {"active": {"state": "active"}}, 0, "active"),
+        ("recover", {"result": "nothing", "generation": 3}, 0, "nothing to recover, generation 3"),
+        ("recover", {"result": "recovered", "generation": None}, 0, "nothing is deployed"),
+        ("unlock", {"released": True, "was": None, "unfinished": None}, 0, "nobody"),
+        (
+            "unlock",
+            {"released": False, "was": {"who": "ann", "txn": "t1"}, "unfinished": "t1"},
+            7,
+            "still locked by ann",
+        ),
+    ],
+)
+def test_what_the_host_answered_is_what_is_said(verb: str, reply: dict[str, Any], code: int, words: str) -> None:
+    got, said = outcome(verb, reply)
+    assert got == code and words in said
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"action": "deploy", "target": 4, "end": "confirmed", "reason": ""}, "deploy to 4: confirmed"),
+        ({"action": "deploy", "target": 4, "end": None}, "deploy to 4: unfinished"),
+        ({"note": "stop", "end": None, "who": "ann", "reason": None}, "stop by ann"),
+    ],
+)
+def test_history_says_what_each_transaction_was(row: dict[str, Any], words: str) -> None:
+    assert told(row) == words
+
+
+def test_a_reader_that_went_away_stops_nothing() -> None:
+    """``ddtree deploy 2>&1 | head -1``: the client must stay, or the host goes back when its lease ends."""
+    code = (
+        "import sys\n"
+        "from ddtree_ops.cli.screen import Screen\n"
+        "screen = Screen()\n"
+        "for n in range(500):\n"
+        "    screen.step(f'step {n}')\n    screen.say(f'line {n}')\n    screen.table('t', ['a'], [['b' * 99]])\n"
+        "sys.exit(42)\n"
+    )
+    done = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout is not None
+    done.stdout.readline()
+    done.stdout.close()
+    assert done.wait(60) == 42
+
+
+def test_ctrl_c_is_one_json_document_too(workspace: Path) -> None:
+    file = workspace / "inventories" / "ct200.yaml"
+    inventory = yaml.safe_load(file.read_text())
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and never says SSH-
+        inventory.update(address="127.0.0.1", port=silent.getsockname()[1])
+        file.write_text(yaml.safe_dump(inventory))
+        client = subprocess.Popen(
+            [sys.executable, "-m", "ddtree_ops.cli", "status", "--host", "ct200", "--json"],
+            cwd=workspace,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        silent.settimeout(30)
+        connection, _ = silent.accept()
+        time.sleep(0.3)
+        client.send_signal(signal.SIGINT)
+        out, err = client.communicate(timeout=30)
+        connection.close()
+    assert client.returncode == 130 and b"Traceback" not in err
+    assert json.loads(out)["hosts"][0]["error"]["exit_code"] == 130

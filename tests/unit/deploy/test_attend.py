@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddtree_ops.deploy.attend import Attendance, Interrupted
+from ddtree_ops.deploy.attend import Attendance
 from ddtree_ops.deploy.follow import STOOD_S, Follower
 from ddtree_ops.deploy.run import Session
-from ddtree_ops.errors import Failed, Unreachable
+from ddtree_ops.errors import Failed, Interrupted, Unreachable
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import init_workspace, load_workspace, resolve
 from ddtree_ops.remote.transport import Transport, connect
@@ -144,6 +144,21 @@ def test_a_killed_applier_is_recovered_by_who_attends(box: Box, session: Session
     end = attend(session, box.plan("txn-2"), killed, ui)
     assert (end["event"], end["generation"], box.who()) == ("recovered", 1, "txn-1")
     assert any("applier is gone" in line for line in ui.said)
+
+
+def test_decided_while_the_link_was_away_it_ends_as_the_journal_says(box: Box, session: Session) -> None:
+    """The gate must not be begun anew against whatever runs by then."""
+    begun = 0
+
+    def cut(_: Transport) -> None:
+        nonlocal begun
+        begun += 1
+        box.call("unlock", reason="mine now")
+        time.sleep(2)
+        raise Unreachable("cut")
+
+    end = attend(session, box.plan("txn-2"), cut)
+    assert end["event"] == "recovered" and begun == 1
 
 
 def test_a_refused_plan_changed_nothing(box: Box, session: Session) -> None:

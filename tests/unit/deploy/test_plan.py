@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.plan import find_drift, make_plan, seal, sha256, unproven
-from ddtree_ops.deploy.run import choose_rollback
+from ddtree_ops.deploy.run import choose_rollback, require_free_port
 from ddtree_ops.errors import Failed
 from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
 from ddtree_ops.units import render
@@ -223,3 +224,53 @@ def test_rollback_refuses_what_is_not_there(current: int, to: int | None) -> Non
 def only_confirmed(confirmed: int) -> Facts:
     """Facts of which only the confirmed generation matters."""
     return facts(empty_host(state={"confirmed": confirmed, "pending": None}))
+
+
+def test_while_a_deploy_has_not_ended_nothing_counts_as_proven(ct200: Deployment) -> None:
+    """The host serves the generation that is tried: neither drift of the old one, nor covered by its verdict."""
+    reply = deployed_host(ct200)
+    reply["state"] = {"confirmed": 3, "pending": {"txn": "t-9", "from": 3, "to": 4}}
+    reply["unit"]["sha256"] = "1" * 64
+    seen = facts(reply)
+    assert find_drift(seen, "systemd") == []
+    assert "t-9" in (unproven(seen) or "") and "4" in (unproven(seen) or "")
+
+
+def test_an_adopted_generation_may_have_any_number(ct200: Deployment) -> None:
+    reply = deployed_host(ct200)
+    reply["generation"] = {"n": 3, "meta": {"adopted": {"kind": "file"}}, "files": {}}
+    reply["verdict"] = {"kind": "UNPROVEN", "passed": True}
+    seen = facts(reply)
+    assert find_drift(seen, "systemd") == []
+    assert "hand-made" in (unproven(seen) or "")
+    assert any("hand-made unit runs (generation 3)" in reason for reason in make_plan(ct200, RELEASE, seen).reasons)
+
+
+def test_overwriting_what_nobody_keeps_is_said_first(ct200: Deployment) -> None:
+    seen = facts(empty_host(unit={"path": "/etc/systemd/system/x.service", "sha256": "1" * 64}))
+    assert any("--adopt would keep it" in note for note in make_plan(ct200, RELEASE, seen, overwrite=True).notes)
+    assert not any("--adopt" in note for note in make_plan(ct200, RELEASE, seen, adopt=True).notes)
+
+
+@pytest.mark.parametrize(
+    ("owner", "refused"), [(None, False), ((7, True), False), ((7, False), True), ((None, False), True)]
+)
+def test_a_port_that_another_holds_is_refused_before_anything_is_sent(
+    ct200: Deployment, owner: tuple[int | None, bool] | None, refused: bool
+) -> None:
+    held = None if owner is None else {"pid": owner[0], "command": "nginx", "ours": owner[1]}
+    seen = facts(empty_host(port_owner=held))
+    with pytest.raises(Failed, match="30000 is taken by") if refused else contextlib.nullcontext():
+        require_free_port("ct200", 30000, seen)
+
+
+@pytest.mark.parametrize(("kept", "tried"), [(0, 4), (4, 5)])
+def test_what_was_edited_is_adopted_beside_the_generations(ct200: Deployment, kept: int, tried: int) -> None:
+    """The host numbers an adopted unit 0, or the next free number; the plan must count as the host does."""
+    reply = deployed_host(ct200)
+    reply["adopt_generation"] = kept
+    unedited = make_plan(with_profile(ct200, "b16k4"), RELEASE, facts(reply), adopt=True)
+    assert (unedited.adopts, unedited.from_, unedited.to) == (False, 3, 4)
+    reply["unit"]["sha256"] = "1" * 64
+    plan = make_plan(ct200, RELEASE, facts(reply), adopt=True)
+    assert (plan.adopts, plan.from_, plan.to) == (True, kept, tried)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddtree_ops.engine import measure
 from ddtree_ops.engine import sampling as draws
 from ddtree_ops.engine.request import GREEDY, Sampling
 from ddtree_ops.engine.step import Prompt, Sequence
@@ -145,6 +146,25 @@ def test_one_seed_gives_one_text_in_every_mode_alone_and_in_a_mixed_batch(
             output += bench.decoder.step([sequence]).tokens[0]
         assert output[:COUNT] == tokens
         bench.decoder.table.release(sequence.row)
+
+
+@pytest.mark.parametrize("mode", ["DFLASH", "16/4"])
+def test_the_trained_pair_draws_ars_tokens_too(trained: Path, mode: str) -> None:
+    """A vocabulary of 2,048, real acceptance: eight at once against AR's eight."""
+    rows = [row.prompt for row in measure.read_rows(trained / "held_out.json")[:8]]
+    asked = [Sampling(1.0, top_p=0.95, seed=i) if i % 3 else MIXED[i] for i in range(8)]
+    outputs: list[list[list[int]]] = []
+    steps = []
+    for each in ("AR", mode):
+        bench = Bench.of(trained, each)
+        running = [bench.join(prompt, 2 * COUNT, s)[0] for prompt, s in zip(rows, asked, strict=True)]
+        steps.append(0)
+        while any(len(sequence.output) < COUNT for sequence in running):
+            bench.decoder.step(running)
+            steps[-1] += 1
+        outputs.append([sequence.output[:COUNT] for sequence in running])
+    assert outputs[0] == outputs[1]
+    assert steps[1] < steps[0]
 
 
 def test_the_seeds_and_parameters_of_that_test_matter(expected: list[list[int]], pair: Path) -> None:

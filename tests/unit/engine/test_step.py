@@ -1,4 +1,4 @@
-"""Steps: exactness of every mode, the commit of a path with gaps, planted faults."""
+"""Steps: exactness of every mode, the commit of a path with gaps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from ddtree_ops.engine.faults import Fault
 from ddtree_ops.engine.step import Decoder, Prompt, Sequence, candidates
 from ddtree_ops.engine.verify import NumericError
 
@@ -118,23 +117,6 @@ def test_what_was_executed_is_measured(pair: Path) -> None:
         assert bench.width == nodes + 1
         if mode == "DFLASH":
             assert (shape.max_children, shape.max_depth) == (1, 4)
-
-
-@pytest.mark.parametrize("fault", list(Fault))
-def test_a_planted_fault_changes_tokens(pair: Path, expected: list[list[int]], fault: Fault) -> None:
-    outputs = decode(Bench.of(pair, "12/3", fault=fault), COUNT)
-    assert sum(a != b for a, b in zip(outputs, expected, strict=True)) >= 4
-
-
-def test_the_mask_fault_hides_where_the_width_is_the_block_size(pair: Path, expected: list[list[int]]) -> None:
-    # block_size is 5: budget 4 is the one width at which rows a block apart are right.
-    fault = Fault.MASK_ROWS_BY_BLOCK_SIZE
-    assert decode(Bench.of(pair, "4/3", fault=fault), COUNT) == expected
-    assert decode(Bench.of(pair, "DFLASH", fault=fault), COUNT) == expected
-
-
-def test_rope_by_index_is_harmless_in_a_chain(pair: Path, expected: list[list[int]]) -> None:
-    assert decode(Bench.of(pair, "DFLASH", fault=Fault.ROPE_BY_INDEX), COUNT) == expected
 
 
 def test_candidates_break_ties_by_lower_id() -> None:

@@ -91,7 +91,10 @@ def test_chain_is_the_tree_without_branches() -> None:
 def test_shape_is_measured_over_the_batch() -> None:
     parent = np.array([[0, 0, 1, 2], [0, 0, 0, 0]])
     depth = np.array([[0, 1, 2, 3], [0, 1, 1, 1]])
-    shape = shape_of(parent, depth)
+    shape = shape_of(parent, depth, np.array([[9, 1, 2, 3], [9, 1, 2, 3]]))
     assert (shape.nodes, shape.max_children, shape.max_depth) == (3, 3, 3)
-    lone = shape_of(np.zeros((2, 1), dtype=np.int64), np.zeros((2, 1), dtype=np.int64))
+    twice = shape_of(parent[1:], depth[1:], np.array([[9, 1, 1, 3]]))
+    assert (twice.nodes, twice.max_children, twice.max_depth) == (2, 2, 1), "a repeated sibling counts once"
+    root = np.zeros((2, 1), dtype=np.int64)
+    lone = shape_of(root, root, root)
     assert (lone.nodes, lone.max_children, lone.max_depth) == (0, 0, 0)

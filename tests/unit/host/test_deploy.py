@@ -133,6 +133,22 @@ def test_the_lease_runs_out_without_a_follower_and_is_kept_by_one(box: Box) -> N
     assert [json.loads(line) for line in again.stdout.splitlines()] == lines[3:]
 
 
+def test_the_lease_is_kept_on_a_full_disk(box: Box) -> None:
+    """The follower may not write a byte to any file; renewing needs none."""
+    box.call("apply", plan=box.plan("txn-1", lease_s=1.5))
+    follow = subprocess.Popen(
+        ["prlimit", "--fsize=0", *box.cli("follow", "--txn", "txn-1")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert follow.stdin is not None
+    for _ in range(12):
+        time.sleep(0.3)
+        follow.stdin.write(b".\n")
+        follow.stdin.flush()
+    assert box.steps("txn-1")[-1] == "gate begin"
+    box.verdict("txn-1")
+    assert follow.wait(9) == 0 and box.end("txn-1")["event"] == "confirmed"
+
+
 def test_the_hard_deadline_ends_a_deploy_without_a_verdict(box: Box) -> None:
     health = {"port": box.port, "timeout_s": 2, "expect": {}, "fatal": []}
     box.call("apply", plan=box.plan("txn-1", health=health, stop_timeout_s=1, gate_timeout_s=1))

@@ -211,3 +211,11 @@ def test_what_a_killed_writer_left_is_swept(box: Box) -> None:
         (directory / ".verdict.json.0123abcd.tmp").write_text("{")
     box.call("recover", reason="the applier was killed")
     assert list(box.dir.rglob(".*.tmp")) == []
+
+
+def test_stopped_after_its_supervisor_was_killed_it_is_inactive(box: Box) -> None:
+    box.deploy("txn-1")
+    os.kill(json.loads((box.dir / "run" / "supervisor.json").read_text())["pid"], signal.SIGKILL)
+    assert box.call("stop")["active"]["state"] == "inactive"
+    assert box.members() == [] and box.who() is None
+    assert box.call("start")["active"]["state"] == "active"

@@ -42,7 +42,7 @@ def test_the_flags_that_a_launch_gives_the_reference_engine_are_owned() -> None:
     free = {flag for flag in flags if owner(flag) is None}
     assert free == {
         *("--help", "--tokenizer-path", "--served-model-name", "--max-total-tokens", "--skip-tokenizer-init"),
-        *("--fault", "--num-threads", "--log-level"),
+        *("--fault", "--num-threads", "--log-level", "--page-size", "--disable-radix-cache", "--speculative-sampling"),
     }
 
 
