@@ -20,6 +20,9 @@ from ddtree_ops.exactness.work import Facts, Group, Output, Progress, Work
 
 GROUP = 32
 SAMPLES = 24
+EDGE = "context-limit"
+EDGE_CONTEXT = 4096
+"""Tokens of the longest context whose limit is tried: a prefill of that length must stay cheap."""
 SUFFIX_TOKENS = 8
 
 
@@ -45,6 +48,7 @@ class Rounds:
         self._plan = evidence.plan
         self._facts = facts
         self._steady = [load for load in self._plan.loads if not load.mixed]
+        self._edged = False
         self._sampled: Counter[Load] = Counter()
         self._widest = max(self._plan.concurrency)
 
@@ -58,8 +62,13 @@ class Rounds:
         known = [(prompt.id, ids) for prompt, ids in zip(prompts, encoded, strict=True) if ids]
         if not known:
             return
-        group = Group([name for name, _ in known], [ids for _, ids in known])
         self._evidence.prompts += len(known)
+        if (edge := self._edge(known)) is not None:
+            known.append((EDGE, edge))
+        most, context = self._plan.max_new_tokens, self._facts.context
+        # One token short of the context: servers differ in whether the last one may be used.
+        limits = [most if context is None else max(1, min(most, context - 1 - len(ids))) for _, ids in known]
+        group = Group([name for name, _ in known], [ids for _, ids in known], limits)
         for load in self._plan.loads:
             group.outputs[load] = await self._generate(group, load)
         if selfscore.METHOD in self._facts.methods:
@@ -95,6 +104,15 @@ class Rounds:
         else:
             against.judge_verify_counts(self._work, group, counts, Load(1))
 
+    def _edge(self, known: Sequence[tuple[str, Ids]]) -> Ids | None:
+        """A prompt so long that its output ends at the context's limit, made of the first group's prompts, once."""
+        context, room = self._facts.context, self._plan.max_new_tokens // 2
+        if self._edged or context is None or not 4 * room < context <= EDGE_CONTEXT:
+            return None
+        self._edged = True
+        whole = [token for _, ids in known for token in ids]
+        return tuple(whole[i % len(whole)] for i in range(context - 1 - room))
+
     def _known(self, group: Group) -> list[Ids | None]:
         """What each prompt's output should be: the golden's, else what came at the first load (judged by itself)."""
         first = {output.prompt: output.tokens for output in group.outputs[self._plan.loads[0]]}
@@ -125,17 +143,20 @@ class Rounds:
         """Every prompt once; more often where that is needed to have enough requests in flight."""
         self._work.stop_if_hopeless()
 
+        # In the mixed load all share one namespace, as users' requests do: cached prefixes are met and given up.
+        shared = fresh_key()
+
         async def act(turn: Turn) -> Output | None:
             if turn.broken_off:
                 ids = group.ids[turn.prompt]
-                await self._work.server.break_off(ids, max_new_tokens=turn.limit, extra_key=fresh_key())
+                await self._work.server.break_off(ids, max_new_tokens=turn.limit, extra_key=shared)
                 return None
-            return await self._output(group, load, turn)
+            return await self._output(group, load, turn, shared if load.mixed else fresh_key())
 
-        count, limit = len(group.ids), self._plan.max_new_tokens
-        turns = [Turn(i % count, limit, False) for i in range(max(count, load.concurrency))]
+        count = len(group.ids)
+        turns = [Turn(i % count, group.limits[i % count], False) for i in range(max(count, load.concurrency))]
         if load.mixed:
-            turns = schedule(count, load.concurrency, limit)
+            turns = schedule(group.limits, load.concurrency)
         made = await self._work.each(load.concurrency, turns, act, f"generate at {load}")
         outputs = [output for output in made if output is not None]
         for output in outputs:
@@ -145,8 +166,8 @@ class Rounds:
                 self._evidence.reason("fail", "stop-inside", f"{where}: stop token {output.tokens[inside]} passed over")
         return outputs
 
-    async def _output(self, group: Group, load: Load, turn: Turn) -> Output | None:
-        ids, key = group.ids[turn.prompt], fresh_key()
+    async def _output(self, group: Group, load: Load, turn: Turn, key: str) -> Output | None:
+        ids = group.ids[turn.prompt]
         got = await self._work.server.generate(ids, max_new_tokens=turn.limit, extra_key=key)
         self._evidence.tallies[load].add_output(got)
         where = f"{group.names[turn.prompt]} at {load}"
@@ -273,5 +294,5 @@ def _foreseen(plan: GatePlan, facts: Facts) -> int:
         steps += size * a_prompt + (min(size, verifytime.PROMPTS) if with_logprobs else 0)
         for load in plan.loads:
             turns = max(size, load.concurrency)
-            steps += len(schedule(size, load.concurrency, 2)) if load.mixed else turns + min(size, stops.PROMPTS)
+            steps += len(schedule([2] * size, load.concurrency)) if load.mixed else turns + min(size, stops.PROMPTS)
     return steps

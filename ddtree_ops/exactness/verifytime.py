@@ -22,7 +22,7 @@ async def judge_group(work: Work, group: Group, load: Load) -> None:
 
     async def act(prompt: int) -> None:
         ids, name = group.ids[prompt], group.names[prompt]
-        limit, where = work.plan.max_new_tokens, f"{name} at {load}, with logprobs"
+        limit, where = group.limits[prompt], f"{name} at {load}, with logprobs"
         try:
             got = await work.server.generate(ids, max_new_tokens=limit, extra_key=fresh_key(), logprobs=True)
         except Trouble as trouble:

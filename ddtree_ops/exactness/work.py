@@ -52,10 +52,13 @@ class Output:
 
 @dataclass
 class Group:
-    """Up to GROUP prompts on their way through the methods. ``scores``: positions by (prompt, tokens)."""
+    """Up to GROUP prompts on their way through the methods. ``limits``: max_new_tokens of each, as far as the context
+    has room; ``scores``: positions by (prompt, tokens).
+    """
 
     names: list[str]
     ids: list[Ids]
+    limits: list[int]
     outputs: dict[Load, list[Output]] = field(default_factory=dict)
     scores: dict[tuple[int, Ids], list[Position]] = field(default_factory=dict)
 
