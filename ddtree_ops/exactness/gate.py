@@ -32,6 +32,8 @@ SHAPE_KEYS = (
     "max_running_requests",
     "version",
 )
+LARGEST_PAGE = 64
+"""Of a cache that does not tell its page size: a multiple of the usual ones."""
 
 
 def run_gate(plan: GatePlan, progress: Progress | None = None, recording: Recording | None = None) -> Verdict:
@@ -122,6 +124,7 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
         tokenizer=await _tokenizer(server, plan, evidence, info, refused is None),
         logprobs=refused is None,
         methods=evidence.methods,
+        page=_size(info.get("page_size")) or LARGEST_PAGE,
     )
 
 

@@ -154,7 +154,8 @@ class Rounds:
             return await self._output(group, load, turn, shared if load.mixed else fresh_key())
 
         count = len(group.ids)
-        turns = [Turn(i % count, group.limits[i % count], False) for i in range(max(count, load.concurrency))]
+        limits = self._filling(group) if load == Load(self._widest) else group.limits
+        turns = [Turn(i % count, limits[i % count], False) for i in range(max(count, load.concurrency))]
         if load.mixed:
             turns = schedule(group.limits, load.concurrency)
         made = await self._work.each(load.concurrency, turns, act, f"generate at {load}")
@@ -166,6 +167,18 @@ class Rounds:
                 self._evidence.reason("fail", "stop-inside", f"{where}: stop token {output.tokens[inside]} passed over")
         return outputs
 
+    def _filling(self, group: Group) -> list[int]:
+        """Limits before second turns: every second prompt and its output fill whole pages of the cache.
+
+        What an engine keeps of a full last page (the bonus token's KV, never written) shows only then.
+        """
+        limits = list(group.limits)
+        for i in range(0, len(limits), 2):
+            over = (len(group.ids[i]) + limits[i]) % self._facts.page
+            if self._plan.second_turn_tokens and over <= limits[i] - 2:
+                limits[i] -= over
+        return limits
+
     async def _output(self, group: Group, load: Load, turn: Turn, key: str) -> Output | None:
         ids = group.ids[turn.prompt]
         got = await self._work.server.generate(ids, max_new_tokens=turn.limit, extra_key=key)
@@ -176,7 +189,7 @@ class Rounds:
             return None
         if got.finish == "stop" and isinstance(got.matched, int):
             self._work.stops.add(got.matched)
-        if not load.mixed:  # outputs cut to different lengths differ whatever the engine does
+        if turn.limit == self._plan.max_new_tokens:  # cut to other lengths they differ whatever the engine does
             self._evidence.seen(ids, tokens)
         self._check_commits(got, where)
         await self._sample_structure(load)

@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class Facts:
     """What the server told about itself. ``context``: its longest sequence, where known. ``logprobs``: whether it
-    scores prompts. ``methods``: those that this run judges by.
+    scores prompts. ``methods``: those that this run judges by. ``page``: tokens a page of its cache.
     """
 
     vocab_size: int | None
@@ -34,6 +34,7 @@ class Facts:
     tokenizer: bool
     logprobs: bool
     methods: tuple[str, ...]
+    page: int
 
 
 @dataclass(frozen=True)
