@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import gate_prompts, prove, tree_of
@@ -70,13 +72,14 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
     if ask.record and speculates and "golden" not in methods:
         methods = (*(methods or ("self-score",)), "golden")
     identity: golden.Identity | None = None
-    if ask.record or "golden" in methods:
+    from_golden = "golden" in methods or ("same-seed" in methods and ask.baseline is None)
+    if ask.record or from_golden:
         version = golden.prompts_version(prompt_set, prompts)
         identities = model_identities(session, seen, profile)
         identity = golden_identity(session, seen, profile, identities, version)
         overrides["tree"] = tree_of(profile, drafter_name(profile, identities))
     folder = deployment.workspace_path / golden.FOLDER
-    known = golden.load(folder, identity) if identity is not None and "golden" in methods else None
+    known = golden.load(folder, identity) if identity is not None and from_golden else None
     recording = golden.Recording() if ask.record else None
     verdict = prove(
         session.transport,
@@ -170,10 +173,17 @@ def merged(
         if len(recording.verify_counts) < prompts:
             raise Failed("nothing is recorded: the server does not tell the verify steps of every answer")
         counts = {**known.verify_counts, tree.shape: recording.verify_counts}
-        return golden.Golden(format=golden.FORMAT, identity=identity, prompts=known.prompts, verify_counts=counts)
+        return msgspec.structs.replace(known, verify_counts=counts)
     if len(recording.prompts) < prompts:
         raise Failed(f"nothing is recorded: {len(recording.prompts)} of {prompts} prompts were answered")
     path = folder / f"{identity.key()}.json"
     earlier = golden.read(path) if path.is_file() else None
     kept = earlier.verify_counts if earlier is not None and earlier.prompts == recording.prompts else {}
-    return golden.Golden(format=golden.FORMAT, identity=identity, prompts=recording.prompts, verify_counts=kept)
+    return golden.Golden(
+        format=golden.FORMAT,
+        identity=identity,
+        prompts=recording.prompts,
+        verify_counts=kept,
+        sampling=recording.sampling,
+        sampled=recording.sampled,
+    )

@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops, structure, verifytime
+from ddtree_ops.exactness import (
+    against,
+    distribution,
+    findings,
+    judge,
+    replay,
+    sameseed,
+    selfscore,
+    stops,
+    structure,
+    verifytime,
+)
 from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.golden import Golden, Recording, prompt_hash
@@ -16,11 +27,10 @@ from ddtree_ops.exactness.mixed import Turn, schedule
 from ddtree_ops.exactness.plan import GatePlan, Load, Prompt
 from ddtree_ops.exactness.prompts import stand_in_ids
 from ddtree_ops.exactness.wire import Generation
-from ddtree_ops.exactness.work import Facts, Group, Output, Progress, Work
+from ddtree_ops.exactness.work import EDGE, Facts, Group, Output, Progress, Work
 
 GROUP = 32
 SAMPLES = 24
-EDGE = "context-limit"
 EDGE_CONTEXT = 4096
 """Tokens of the longest context whose limit is tried: a prefill of that length must stay cheap."""
 SUFFIX_TOKENS = 8
@@ -49,6 +59,7 @@ class Rounds:
         self._facts = facts
         self._steady = [load for load in self._plan.loads if not load.mixed]
         self._edged = False
+        self._pools = distribution.Pools()
         self._sampled: Counter[Load] = Counter()
         self._widest = max(self._plan.concurrency)
 
@@ -56,6 +67,8 @@ class Rounds:
         prompts = self._plan.prompts
         for start in range(0, len(prompts), GROUP):
             await self._group(prompts[start : start + GROUP])
+        if distribution.METHOD in self._plan.sampled_methods:
+            distribution.conclude(self._work, self._pools)
 
     async def _group(self, prompts: Sequence[Prompt]) -> None:
         encoded = await self._work.each(self._widest, prompts, self._encode, "tokenise")
@@ -64,7 +77,8 @@ class Rounds:
             return
         self._evidence.prompts += len(known)
         if (edge := self._edge(known)) is not None:
-            known.append((EDGE, edge))
+            # In the middle, so that it has company whose end is not near.
+            known.insert(len(known) // 2, (EDGE, edge))
         most, context = self._plan.max_new_tokens, self._facts.context
         # One token short of the context: servers differ in whether the last one may be used.
         limits = [most if context is None else max(1, min(most, context - 1 - len(ids))) for _, ids in known]
@@ -87,7 +101,12 @@ class Rounds:
         await stops.judge_group(self._work, group, self._known(group), self._steady)
         if self._plan.second_turn_tokens:
             await self._second_turns(group, Load(self._widest))
+        if distribution.METHOD in self._plan.sampled_methods:
+            await distribution.sample_group(self._work, group, Load(self._widest), self._pools)
+        if sameseed.METHOD in self._plan.sampled_methods:
+            await self._same_seed(group)
         if self._recording is not None:
+            await self._record_sampled(group, self._recording)
             for output in group.outputs[self._plan.loads[0]]:
                 name, ids = group.names[output.prompt], group.ids[output.prompt]
                 self._recording.add(name, ids, output.tokens, output.finish, output.verify_steps)
@@ -103,6 +122,29 @@ class Rounds:
             self._evidence.note_once("no-verify-counts", f"the golden has no verify counts for {tree.shape}")
         else:
             against.judge_verify_counts(self._work, group, counts, Load(1))
+
+    async def _same_seed(self, group: Group) -> None:
+        if self._plan.dtype != "float32":
+            self._evidence.reason("inconclusive", "same-seed-dtype", "same-seed proves nothing below float32")
+            return
+        for server, what in ((self._work.server, "the server"), (self._baseline, "the baseline")):
+            if server is not None and not await sameseed.seeds_hold(self._work, server, group):
+                message = f"same-seed: {what} gives two answers to one seed, so it has no positional seeds"
+                self._evidence.reason("inconclusive", "no-seeds", message)
+                return
+        if self._plan.golden is not None:
+            recorded = sameseed.of_golden(self._work, group, self._plan.golden)
+            if recorded is not None:
+                await sameseed.judge_group(self._work, group, recorded, self._steady)
+        if self._baseline is not None:
+            told = await sameseed.answers(self._work, self._baseline, group, self._widest, "baseline, sampled")
+            await sameseed.judge_group(self._work, group, told, self._steady)
+
+    async def _record_sampled(self, group: Group, recording: Recording) -> None:
+        """The answers above temperature 0, where seeds fix them; a server without such seeds leaves them out."""
+        if self._plan.algorithm == "none" and await sameseed.seeds_hold(self._work, self._work.server, group):
+            recording.sampling = sameseed.VERSION
+            recording.sampled |= await sameseed.answers(self._work, self._work.server, group, 1, "record, sampled")
 
     def _edge(self, known: Sequence[tuple[str, Ids]]) -> Ids | None:
         """A prompt so long that its output ends at the context's limit, made of the first group's prompts, once."""
@@ -304,6 +346,10 @@ def _foreseen(plan: GatePlan, facts: Facts) -> int:
     steps = 0
     for start in range(0, len(plan.prompts), GROUP):
         size = len(plan.prompts[start : start + GROUP])
+        if distribution.METHOD in plan.sampled_methods:
+            steps += distribution.ROUNDS * size
+        if sameseed.METHOD in plan.sampled_methods:
+            steps += min(size, sameseed.PROMPTS) * sum(not load.mixed for load in plan.loads)
         steps += size * a_prompt + (min(size, verifytime.PROMPTS) if with_logprobs else 0)
         for load in plan.loads:
             turns = max(size, load.concurrency)

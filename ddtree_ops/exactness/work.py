@@ -13,9 +13,11 @@ from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.judge import Position
 from ddtree_ops.exactness.plan import Load
 from ddtree_ops.exactness.verdict import Severity
-from ddtree_ops.exactness.wire import Generation, Malformed
+from ddtree_ops.exactness.wire import Generation, Malformed, Scored
 
 MAX_TROUBLES = 3
+EDGE = "context-limit"
+"""The name of the prompt that the gate adds itself where it can reach the context's limit."""
 NOT_SCORED = ("id-outside-vocabulary", "not-finished", "prompt-changed", "empty-output")
 
 T = TypeVar("T")
@@ -156,8 +158,12 @@ class Work:
         """Every token of an output against the target, by one prefill. Raises Trouble."""
         whole = prompt + tokens
         reply = await self.server.score(whole, start=len(prompt) - 1, texts=self.facts.tokenizer)
+        return self.validated(whole, len(prompt), reply, name)
+
+    def validated(self, whole: Ids, first: int, reply: Scored, name: str) -> list[Position]:
+        """judge.positions, with Trouble for scores that contradict the request or themselves."""
         try:
-            return judge.positions(whole, len(prompt), reply, self.facts.vocab_size)
+            return judge.positions(whole, first, reply, self.facts.vocab_size)
         except Malformed as error:
             raise Trouble("scores", f"{name}: {error}") from error
 
