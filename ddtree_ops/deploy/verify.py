@@ -12,9 +12,9 @@ import msgspec
 
 from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.facts import Facts
-from ddtree_ops.deploy.gate import gate_prompts, prove, tree_of
-from ddtree_ops.deploy.run import Session
-from ddtree_ops.errors import Failed, Locked, UsageError
+from ddtree_ops.deploy.gate import gate_prompts, prove, stored, tree_of
+from ddtree_ops.deploy.run import Session, author
+from ddtree_ops.errors import DdtreeError, Failed, Locked, UsageError
 from ddtree_ops.exactness import Verdict, golden, known_methods, load_prompts
 from ddtree_ops.exactness.plan import Tree
 from ddtree_ops.model import Profile, profile_from_json
@@ -91,6 +91,7 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
         overrides={**overrides, "methods": methods, "golden": known},
         recording=recording,
     )
+    keep(session, seen, profile, verdict, ui)
     if recording is None or identity is None:
         return Verified(profile, verdict)
     if not verdict.passed(profile.exactness.policy):
@@ -98,6 +99,18 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
         return Verified(profile, verdict)
     made = merged(folder, identity, recording, overrides["tree"], known, len(prompts))
     return Verified(profile, verdict, golden.save(folder, made))
+
+
+def keep(session: Session, seen: Facts, profile: Profile, verdict: Verdict, ui: Ui) -> None:
+    """Store the verdict on the host, beside the generation it is of. A host that refuses leaves it unstored, loudly."""
+    if seen.generation is None or seen.generation.n != seen.state.confirmed:
+        return
+    by = author(session.deployment.workspace_path)
+    told = stored(verdict, profile, generation=seen.generation.n, system=seen.system)
+    try:
+        session.agent.call("record", n=seen.generation.n, verdict=told, who=by["who"], client=by["client"])
+    except DdtreeError as error:
+        ui.warn(f"the verdict is not stored on the host: {error.message}")
 
 
 def running_profile(session: Session, seen: Facts) -> tuple[Profile, dict[str, Any]]:
