@@ -85,6 +85,9 @@ class Rounds:
         group = Group([name for name, _ in known], [ids for _, ids in known], limits)
         for load in self._plan.loads:
             group.outputs[load] = await self._generate(group, load)
+            # At once: what comes later may take the cache's place.
+            if load == Load(self._widest) and self._plan.second_turn_tokens:
+                await self._second_turns(group, load)
         if selfscore.METHOD in self._facts.methods:
             await selfscore.judge_group(self._work, group)
             if self._plan.algorithm != "none":
@@ -99,8 +102,6 @@ class Rounds:
         await self._compare(group)
         self._work.stop_if_hopeless()
         await stops.judge_group(self._work, group, self._known(group), self._steady)
-        if self._plan.second_turn_tokens:
-            await self._second_turns(group, Load(self._widest))
         if distribution.METHOD in self._plan.sampled_methods:
             await distribution.sample_group(self._work, group, Load(self._widest), self._pools)
         if sameseed.METHOD in self._plan.sampled_methods:
