@@ -142,8 +142,10 @@ class Rounds:
             await sameseed.judge_group(self._work, group, told, self._steady)
 
     async def _record_sampled(self, group: Group, recording: Recording) -> None:
-        """The answers above temperature 0, where seeds fix them; a server without such seeds leaves them out."""
-        if self._plan.algorithm == "none" and await sameseed.seeds_hold(self._work, self._work.server, group):
+        """The answers above temperature 0 in float32, where seeds fix them; a server without such seeds has none."""
+        if (self._plan.algorithm, self._plan.dtype) != ("none", "float32"):
+            return
+        if await sameseed.seeds_hold(self._work, self._work.server, group):
             recording.sampling = sameseed.VERSION
             recording.sampled |= await sameseed.answers(self._work, self._work.server, group, 1, "record, sampled")
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from ddtree_ops.exactness import findings, judge
-from ddtree_ops.exactness.client import Server, fresh_key
+from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.golden import Golden, Recorded, prompt_hash
 from ddtree_ops.exactness.plan import Load
 from ddtree_ops.exactness.work import EDGE, Group, Work
@@ -66,12 +66,16 @@ async def answers(work: Work, server: Server, group: Group, concurrency: int, wh
 
 
 async def seeds_hold(work: Work, server: Server, group: Group) -> bool:
-    """Whether a server gives one seed's answer twice. Raises Trouble."""
+    """Whether a server gives one seed's answer twice; False too for one that refuses such a request. Raises Trouble."""
     twice, limit = [], min(MAX_TOKENS, group.limits[0])
     for _ in range(2):
-        got = await server.generate(
-            group.ids[0], max_new_tokens=limit, extra_key=fresh_key(), sampling=parameters(0, group.names[0])
-        )
+        given = parameters(0, group.names[0])
+        try:
+            got = await server.generate(group.ids[0], max_new_tokens=limit, extra_key=fresh_key(), sampling=given)
+        except Trouble as trouble:
+            if trouble.code != "http-400":
+                raise
+            return False
         twice.append(got.output_ids)
     return twice[0] == twice[1]
 
