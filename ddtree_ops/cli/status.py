@@ -37,6 +37,9 @@ def status(
             screen.warn(f"drift: {line}")
         if doubt:
             screen.warn(f"UNPROVEN: {doubt}")
+        if seen.verified is not None:
+            kind, at = seen.verified.get("kind"), seen.verified.get("t")
+            screen.say(f"verify-exactness said {kind} on {local_time(at if isinstance(at, int | float) else None)}")
         if seen.lock is not None and seen.lock.alive:
             screen.warn(
                 f"{seen.lock.who or 'somebody'} deploys since {local_time(seen.lock.since)} (txn {seen.lock.txn})"
@@ -44,7 +47,7 @@ def status(
         elif seen.unfinished:
             screen.warn(f"deploy {seen.unfinished} did not finish")
         return 0, {
-            "status": {**row, "drift": drift, "unproven": doubt},
+            "status": {**row, "drift": drift, "unproven": doubt, "verified": seen.verified},
             "summary": f"{seen.active.state}, {row['verdict']}",
         }
 
@@ -68,5 +71,5 @@ def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str
         "profile": str(profile.get("name", "")),
         "budget/topk": shape,
         "accept length": f"{accept:.2f}" if isinstance(accept, int | float) else "",
-        "verdict": str((seen.verdict or {}).get("kind", "")) if not doubt else "UNPROVEN",
+        "verdict": str((seen.last_verdict or {}).get("kind", "")) if not doubt else "UNPROVEN",
     }

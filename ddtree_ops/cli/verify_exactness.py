@@ -25,8 +25,8 @@ def verify_exactness(
         list[str] | None,
         typer.Option(
             "--method",
-            help="self-score, replay or golden; several times for several. Default: self-score, or replay where the "
-            "server refuses logprobs.",
+            help="self-score, replay, golden, and above temperature 0 same-seed, distribution; several times for "
+            "several. Default: self-score, or replay where the server refuses logprobs.",
         ),
     ] = None,
     record: Annotated[

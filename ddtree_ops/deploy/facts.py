@@ -20,6 +20,7 @@ class System(msgspec.Struct, frozen=True):
     machine: str = ""
     kernel: str = ""
     systemd: str | None = None
+    driver: str | None = None
     time: float = 0.0
 
 
@@ -97,7 +98,7 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The whole probe, one round trip."""
+    """The whole probe, one round trip. ``verdict`` confirmed the generation; ``verified``: verify-exactness's."""
 
     system: System
     state: State = State()
@@ -114,8 +115,15 @@ class Facts(msgspec.Struct, frozen=True):
     active: Active = Active()
     port_owner: PortOwner | None = None
     verdict: dict[str, Any] | None = None
+    verified: dict[str, Any] | None = None
     models: dict[str, Model] = {}
     server_info: dict[str, Any] | None = None
+
+    @property
+    def last_verdict(self) -> dict[str, Any] | None:
+        """The one that counts: verify-exactness's where it decided anything, else the deploy's."""
+        decided = self.verified is not None and self.verified.get("kind") != "INCONCLUSIVE"
+        return self.verified if decided else self.verdict
 
 
 def facts(reply: dict[str, Any]) -> Facts:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ddtree_ops.deploy.facts import System
 from ddtree_ops.errors import Failed
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Prompt, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.exactness.golden import Recording
@@ -95,13 +96,13 @@ def _api_key(transport: Transport, profile: Profile) -> str | None:
     return done.stdout.decode().strip()
 
 
-def stored(verdict: Verdict, profile: Profile, *, generation: int | None, python: str) -> dict[str, Any]:
+def stored(verdict: Verdict, profile: Profile, *, generation: int | None, system: System) -> dict[str, Any]:
     """The verdict as the host keeps it: whether it passes under the profile's policy, and what it binds.
 
-    A verdict says nothing about another generation or another interpreter (design.md, "On a host").
+    A verdict says nothing about another generation, interpreter or driver (design.md, "On a host").
     """
     return {
         **verdict.to_json(),
         "passed": verdict.passed(profile.exactness.policy),
-        "binds": {"generation": generation, "python": python},
+        "binds": {"generation": generation, "python": system.python, "driver": system.driver},
     }

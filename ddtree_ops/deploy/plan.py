@@ -125,7 +125,7 @@ def find_drift(facts: Facts, supervisor: str) -> list[str]:
 
 def unproven(facts: Facts) -> str | None:
     """Why the last verdict does not bind what runs now; None when it does."""
-    verdict, generation, pending = facts.verdict, facts.generation, facts.state.pending
+    verdict, generation, pending = facts.last_verdict, facts.generation, facts.state.pending
     if pending is not None:
         return f"deploy {pending.txn} has not ended: generation {pending.to} may be what serves"
     if generation is None:
@@ -141,6 +141,8 @@ def unproven(facts: Facts) -> str | None:
         return f"the last verdict is of generation {binds.get('generation')}"
     if binds.get("python") != facts.system.python:
         return f"the interpreter was {binds.get('python')} when it was proven, it is {facts.system.python} now"
+    if binds.get("driver") and facts.system.driver and binds["driver"] != facts.system.driver:
+        return f"the driver was {binds['driver']} when it was proven, it is {facts.system.driver} now"
     return None
 
 

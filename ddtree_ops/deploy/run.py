@@ -19,7 +19,7 @@ import msgspec
 
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.attend import Attendance, Ui
-from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.facts import Facts, System, facts
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import preflight, prove, stored
 from ddtree_ops.deploy.plan import (
@@ -207,7 +207,7 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
         adopt=plan.adopts,
         overwrite=options.overwrite,
     )
-    end, verdict = apply(session, sealed, deployment.profile, ui, python=seen.system.python)
+    end, verdict = apply(session, sealed, deployment.profile, ui, system=seen.system)
     return conclude(plan, end, verdict, sent, time.monotonic() - started)
 
 
@@ -248,7 +248,7 @@ def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
     sealed = seal(
         plan, deployment, txn=new_txn(), author=author(deployment.workspace_path), adopt=False, overwrite=True
     )
-    end, verdict = apply(session, sealed, profile, ui, python=seen.system.python, gate=not adopted)
+    end, verdict = apply(session, sealed, profile, ui, system=seen.system, gate=not adopted)
     return conclude(plan, end, verdict, 0, time.monotonic() - started)
 
 
@@ -305,7 +305,7 @@ def new_txn() -> str:
 
 
 def apply(
-    session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui, *, python: str, gate: bool = True
+    session: Session, sealed: dict[str, Any], profile: Profile, ui: Ui, *, system: System, gate: bool = True
 ) -> tuple[Entry, Verdict | None]:
     """Hand the sealed plan to the host and stay with it to its terminal entry; run the gate when it asks for it.
 
@@ -329,7 +329,7 @@ def apply(
     def for_host(verdict: Verdict | None) -> dict[str, Any]:
         if verdict is None:
             return {"kind": "UNPROVEN", "passed": True, "reasons": ["a hand-made unit has no profile to be proven by"]}
-        return stored(verdict, profile, generation=sealed["target"], python=python)
+        return stored(verdict, profile, generation=sealed["target"], system=system)
 
     return Attendance(session, sealed, ui, prove=check, for_host=for_host).run()
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.facts import Facts
-from ddtree_ops.deploy.gate import gate_prompts, prove, tree_of
-from ddtree_ops.deploy.run import Session
-from ddtree_ops.errors import Failed, Locked, UsageError
+from ddtree_ops.deploy.gate import gate_prompts, prove, stored, tree_of
+from ddtree_ops.deploy.run import Session, author
+from ddtree_ops.errors import DdtreeError, Failed, Locked, UsageError
 from ddtree_ops.exactness import Verdict, golden, known_methods, load_prompts
 from ddtree_ops.exactness.plan import Tree
 from ddtree_ops.model import Profile, profile_from_json
@@ -70,13 +72,14 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
     if ask.record and speculates and "golden" not in methods:
         methods = (*(methods or ("self-score",)), "golden")
     identity: golden.Identity | None = None
-    if ask.record or "golden" in methods:
+    from_golden = "golden" in methods or ("same-seed" in methods and ask.baseline is None)
+    if ask.record or from_golden:
         version = golden.prompts_version(prompt_set, prompts)
         identities = model_identities(session, seen, profile)
         identity = golden_identity(session, seen, profile, identities, version)
         overrides["tree"] = tree_of(profile, drafter_name(profile, identities))
     folder = deployment.workspace_path / golden.FOLDER
-    known = golden.load(folder, identity) if identity is not None and "golden" in methods else None
+    known = golden.load(folder, identity) if identity is not None and from_golden else None
     recording = golden.Recording() if ask.record else None
     verdict = prove(
         session.transport,
@@ -88,6 +91,7 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
         overrides={**overrides, "methods": methods, "golden": known},
         recording=recording,
     )
+    keep(session, seen, profile, verdict, ui)
     if recording is None or identity is None:
         return Verified(profile, verdict)
     if not verdict.passed(profile.exactness.policy):
@@ -95,6 +99,18 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
         return Verified(profile, verdict)
     made = merged(folder, identity, recording, overrides["tree"], known, len(prompts))
     return Verified(profile, verdict, golden.save(folder, made))
+
+
+def keep(session: Session, seen: Facts, profile: Profile, verdict: Verdict, ui: Ui) -> None:
+    """Store the verdict on the host, beside the generation it is of. A host that refuses leaves it unstored, loudly."""
+    if seen.generation is None or seen.generation.n != seen.state.confirmed:
+        return
+    by = author(session.deployment.workspace_path)
+    told = stored(verdict, profile, generation=seen.generation.n, system=seen.system)
+    try:
+        session.agent.call("record", n=seen.generation.n, verdict=told, who=by["who"], client=by["client"])
+    except DdtreeError as error:
+        ui.warn(f"the verdict is not stored on the host: {error.message}")
 
 
 def running_profile(session: Session, seen: Facts) -> tuple[Profile, dict[str, Any]]:
@@ -170,10 +186,17 @@ def merged(
         if len(recording.verify_counts) < prompts:
             raise Failed("nothing is recorded: the server does not tell the verify steps of every answer")
         counts = {**known.verify_counts, tree.shape: recording.verify_counts}
-        return golden.Golden(format=golden.FORMAT, identity=identity, prompts=known.prompts, verify_counts=counts)
+        return msgspec.structs.replace(known, verify_counts=counts)
     if len(recording.prompts) < prompts:
         raise Failed(f"nothing is recorded: {len(recording.prompts)} of {prompts} prompts were answered")
     path = folder / f"{identity.key()}.json"
     earlier = golden.read(path) if path.is_file() else None
     kept = earlier.verify_counts if earlier is not None and earlier.prompts == recording.prompts else {}
-    return golden.Golden(format=golden.FORMAT, identity=identity, prompts=recording.prompts, verify_counts=kept)
+    return golden.Golden(
+        format=golden.FORMAT,
+        identity=identity,
+        prompts=recording.prompts,
+        verify_counts=kept,
+        sampling=recording.sampling,
+        sampled=recording.sampled,
+    )

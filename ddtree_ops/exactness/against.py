@@ -36,10 +36,9 @@ def of_golden(work: Work, group: Group, golden: Golden) -> Expected:
 
 async def of_baseline(work: Work, group: Group, baseline: Server) -> Expected:
     """The same prompts asked of a running server."""
-    limit = work.plan.max_new_tokens
 
     async def act(prompt: int) -> Recorded | None:
-        ids = group.ids[prompt]
+        ids, limit = group.ids[prompt], group.limits[prompt]
         got = await baseline.generate(ids, max_new_tokens=limit, extra_key=fresh_key())
         tokens = work.checked(got, f"{group.names[prompt]} on the baseline", len(ids), limit)
         if tokens is None:

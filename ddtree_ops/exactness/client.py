@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import httpx
@@ -11,6 +11,7 @@ import httpx
 from ddtree_ops.exactness import wire
 
 MAX_REPLY_BYTES = 64 << 20
+GREEDY: Mapping[str, object] = {"temperature": 0}
 
 
 class Trouble(Exception):
@@ -72,13 +73,23 @@ class Server:
         return await self._ask("GET", f"/get_{name}")
 
     async def generate(
-        self, ids: Sequence[int], *, max_new_tokens: int, extra_key: str, stop_token_ids: Sequence[int] = ()
+        self,
+        ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        extra_key: str,
+        stop_token_ids: Sequence[int] = (),
+        logprobs: bool = False,
+        sampling: Mapping[str, object] = GREEDY,
     ) -> wire.Generation:
-        """Greedy continuation of ``ids``."""
-        sampling: dict[str, object] = {"temperature": 0, "max_new_tokens": max_new_tokens}
+        """Continuation of ``ids``, greedy unless ``sampling`` says how; ``logprobs``: with those of its tokens."""
+        chosen: dict[str, object] = {**sampling, "max_new_tokens": max_new_tokens}
         if stop_token_ids:
-            sampling["stop_token_ids"] = list(stop_token_ids)
-        reply = await self._generate({"input_ids": list(ids), "sampling_params": sampling, "extra_key": extra_key})
+            chosen["stop_token_ids"] = list(stop_token_ids)
+        body: dict[str, object] = {"input_ids": list(ids), "sampling_params": chosen, "extra_key": extra_key}
+        if logprobs:
+            body["return_logprob"] = True
+        reply = await self._generate(body)
         try:
             generated = wire.generation(reply)
         except wire.Malformed as error:
@@ -105,12 +116,12 @@ class Server:
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
             raise Trouble("connection", f"/generate, streamed: {type(error).__name__} {plain(str(error))}") from error
 
-    async def score(self, ids: Sequence[int], *, start: int, texts: bool) -> wire.Scored:
-        """Logprobs of ``ids[start:]`` and the top two there, in one prefill under a fresh namespace.
+    async def score(self, ids: Sequence[int], *, start: int, texts: bool, top: int = 2) -> wire.Scored:
+        """Logprobs of ``ids[start:]`` and the ``top`` best there, in one prefill under a fresh namespace.
 
         ``texts``: have the server decode the tokens (it needs its tokenizer).
         """
-        return await self._score({"input_ids": list(ids)}, start=start, top=2, texts=texts)
+        return await self._score({"input_ids": list(ids)}, start=start, top=top, texts=texts)
 
     async def scores(self) -> str | None:
         """None when the server tells prompts' logprobs; else why it refuses (SGLang 0.5.17 does under DFLASH)."""

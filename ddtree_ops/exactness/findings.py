@@ -120,5 +120,33 @@ def of_token(
     )
 
 
+def of_logprobs(
+    method: str,
+    prompt: str,
+    load: Load,
+    token: int,
+    position: Position,
+    verified: float | None,
+    found: Sequence[Position],
+) -> Finding:
+    """A token to which verify and prefill give logprobs that rounding does not explain; ``gap`` is their distance."""
+    apart = None if verified is None or position.logprob is None else abs(verified - position.logprob)
+    return Finding(
+        severity="fail",
+        method=method,
+        prompt=prompt,
+        concurrency=load.concurrency,
+        mixed=load.mixed,
+        position=position.index,
+        got=token,
+        expected=position.best,
+        gap=apart,
+        top_two_gap=position.top_two_gap,
+        got_text=position.emitted_text[:MAX_TEXT],
+        expected_text=position.best_text[:MAX_TEXT],
+        before=_before(found, position.index),
+    )
+
+
 def _before(found: Sequence[Position], at: int) -> str:
     return "".join(position.emitted_text for position in found[max(0, at - CONTEXT_TOKENS) : at])[-MAX_TEXT:]

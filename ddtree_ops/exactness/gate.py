@@ -32,6 +32,8 @@ SHAPE_KEYS = (
     "max_running_requests",
     "version",
 )
+LARGEST_PAGE = 64
+"""Of a cache that does not tell its page size: a multiple of the usual ones."""
 
 
 def run_gate(plan: GatePlan, progress: Progress | None = None, recording: Recording | None = None) -> Verdict:
@@ -54,7 +56,7 @@ async def _gate(plan: GatePlan, progress: Progress | None, recording: Recording 
     begun = time.monotonic()
     eps = judge.epsilon(plan.dtype, plan.epsilon_roundings, plan.logit_scale)
     evidence = Evidence(plan=plan, epsilon=eps, tallies={load: Tally() for load in plan.loads})
-    evidence.methods = plan.methods or METHODS[:1]
+    evidence.methods = plan.greedy_methods or METHODS[:1]
     packaged = list(plan.prompts) == builtin_prompts()
     evidence.prompt_set = plan.prompt_set or (PROMPT_SET if packaged else "own prompts")
     if plan.dtype == "auto":
@@ -122,20 +124,22 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
         tokenizer=await _tokenizer(server, plan, evidence, info, refused is None),
         logprobs=refused is None,
         methods=evidence.methods,
+        page=_size(info.get("page_size")) or LARGEST_PAGE,
     )
 
 
 def _without_logprobs(plan: GatePlan, evidence: Evidence, refused: str) -> tuple[str, ...]:
-    """The methods on a server that refuses logprobs: the default falls back, an explicit self-score raises Trouble."""
-    if "self-score" in plan.methods:
-        raise Trouble("logprobs-refused", f"self-score needs logprobs, and the server refuses them: {refused}")
-    if not plan.methods:
+    """The methods on a server that refuses logprobs: the default falls back, one that needs them raises Trouble."""
+    for method in plan.methods:
+        if method in ("self-score", "distribution"):
+            raise Trouble("logprobs-refused", f"{method} needs logprobs, and the server refuses them: {refused}")
+    if not plan.greedy_methods:
         message = f"judged by replay: the server refuses logprobs ({refused})"
         evidence.reason("note", "logprobs-refused", message)
     if plan.dtype != "float32":
         message = "replay tells no gaps: a difference counts as a near-tie, and more of them than rounding makes fail"
         evidence.reason("note", "no-gaps", message)
-    return plan.methods or ("replay",)
+    return plan.greedy_methods or ("replay",)
 
 
 async def _tokenizer(

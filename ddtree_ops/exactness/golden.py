@@ -59,12 +59,18 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Golden(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A golden file. ``verify_counts``: shape -> prompt id -> verify steps of its answer, in fp32 at C=1."""
+    """A golden file. ``verify_counts``: shape -> prompt id -> verify steps of its answer, in fp32 at C=1.
+
+    ``sampled``: answers above temperature 0 by sameseed's table of version ``sampling``; empty where the server had no
+    positional seeds.
+    """
 
     format: int
     identity: Identity
     prompts: dict[str, Recorded]
     verify_counts: dict[str, dict[str, int]] = {}
+    sampling: str = ""
+    sampled: dict[str, Recorded] = {}
 
 
 class Recording:
@@ -73,6 +79,8 @@ class Recording:
     def __init__(self) -> None:
         self.prompts: dict[str, Recorded] = {}
         self.verify_counts: dict[str, int] = {}
+        self.sampling = ""
+        self.sampled: dict[str, Recorded] = {}
 
     def add(self, name: str, ids: Sequence[int], tokens: tuple[int, ...], finish: str, steps: int | None) -> None:
         self.prompts[name] = Recorded(prompt=prompt_hash(ids), tokens=tokens, finish=finish)

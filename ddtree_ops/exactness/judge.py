@@ -20,6 +20,10 @@ UNIT_ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 LOGPROB_SLACK = 2.0**-19
 """What two fp32 logprobs of magnitude below 32 may each have lost: twice half of their spacing there, 2^-19."""
 
+LOGPROB_TOLERANCE = {"float32": 2.0**-10, "bfloat16": 0.5, "float16": 2.0**-4}
+"""How far, in nats, verify and prefill may be apart on one token. Healthy reference engine, 768 tokens: at most 8e-6 in
+float32 and 0.095 in bfloat16; a wrong mask makes whole nats."""
+
 MIN_JUDGED = 64
 """Fewer judged tokens than this at a concurrency are no evidence."""
 
@@ -29,7 +33,7 @@ NEAR_TIE_FLOOR = 8
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One output token held against the target. ``gap`` is None where the emitted token's logprob is not finite."""
+    """One output token held against the target. ``gap`` is None where the emitted token's ``logprob`` is not finite."""
 
     index: int
     emitted: int
@@ -38,6 +42,7 @@ class Position:
     best_text: str
     gap: float | None
     top_two_gap: float | None
+    logprob: float | None = None
 
 
 def epsilon(dtype: str, roundings: int, logit_scale: float = 16.0) -> float:
@@ -49,6 +54,11 @@ def epsilon(dtype: str, roundings: int, logit_scale: float = 16.0) -> float:
     ``auto`` takes bfloat16's.
     """
     return roundings * UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["bfloat16"]) * logit_scale + LOGPROB_SLACK
+
+
+def logprob_tolerance(dtype: str) -> float:
+    """LOGPROB_TOLERANCE, bfloat16's for ``auto``."""
+    return LOGPROB_TOLERANCE.get(dtype, LOGPROB_TOLERANCE["bfloat16"])
 
 
 def severity(gap: float | None, eps: float) -> str:
@@ -112,7 +122,7 @@ def _position(index: int, token: int, entry: Entry) -> Position:
     gap = best - entry.logprob
     if gap < -LOGPROB_SLACK:
         raise Malformed(f"token {token} ranks above the first at output position {index}")
-    return Position(index, token, entry.text, best_id, best_text, max(gap, 0.0), two)
+    return Position(index, token, entry.text, best_id, best_text, max(gap, 0.0), two, entry.logprob)
 
 
 def sequence(generated: Generation) -> tuple[int, ...]:

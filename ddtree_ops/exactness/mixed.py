@@ -5,6 +5,7 @@ What a request leaves behind (its slot, its rows in the batch, its KV) then meet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 EVERY = 8
@@ -20,15 +21,18 @@ class Turn:
     broken_off: bool
 
 
-def schedule(prompts: int, concurrency: int, max_new_tokens: int) -> list[Turn]:
-    """Every prompt once, in another order than the steady loads', each with an eighth to all of ``max_new_tokens``.
+def schedule(limits: Sequence[int], concurrency: int) -> list[Turn]:
+    """Every prompt once, in another order than the steady loads', each with an eighth to all of its ``limits``.
 
-    Before every EVERY-th a request is broken off. More rounds of the prompts where ``concurrency`` needs them. Pure.
+    A prompt whose limit is below the others' reaches the context's end, so it keeps all of it. Before every EVERY-th a
+    request is broken off. More rounds of the prompts where ``concurrency`` needs them. Pure.
     """
-    turns = []
+    prompts, most, turns = len(limits), max(limits), []
     for i in range(max(prompts, concurrency)):
         prompt = (prompts - 1 - i) % prompts
         if i % EVERY == 0:
-            turns.append(Turn((prompt + prompts // 2) % prompts, max_new_tokens, True))
-        turns.append(Turn(prompt, max(2, max_new_tokens * SHARES[i % len(SHARES)] // 8), False))
+            other = (prompt + prompts // 2) % prompts
+            turns.append(Turn(other, limits[other], True))
+        share = SHARES[i % len(SHARES)] if limits[prompt] == most else 8
+        turns.append(Turn(prompt, max(min(2, limits[prompt]), limits[prompt] * share // 8), False))
     return turns

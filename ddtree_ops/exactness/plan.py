@@ -26,7 +26,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     input_ids: tuple[int, ...] | None = None
 
 
-METHODS = ("self-score", "replay", "golden")
+SAMPLED = ("same-seed", "distribution")
+"""Methods above temperature 0. They go beside the greedy ones, never in their place."""
+
+METHODS = ("self-score", "replay", "golden", *SAMPLED)
 
 
 @dataclass(frozen=True, order=True)
@@ -95,6 +98,16 @@ class GatePlan:
     mixed: bool = True
 
     @property
+    def greedy_methods(self) -> tuple[str, ...]:
+        """Those at temperature 0; none: the default."""
+        return tuple(method for method in self.methods if method not in SAMPLED)
+
+    @property
+    def sampled_methods(self) -> tuple[str, ...]:
+        """Those above temperature 0."""
+        return tuple(method for method in self.methods if method in SAMPLED)
+
+    @property
     def loads(self) -> tuple[Load, ...]:
         """The loads in the order in which they run; the mixed one needs company."""
         steady = tuple(Load(concurrency) for concurrency in self.concurrency)
@@ -126,6 +139,10 @@ def check_plan(plan: GatePlan) -> None:
             "api_key is not printable ASCII",
         ),
         ("golden" in plan.methods and plan.golden is None, "method golden without a golden"),
+        (
+            "same-seed" in plan.methods and plan.golden is None and plan.baseline is None,
+            "method same-seed without a golden or a baseline",
+        ),
         (
             plan.baseline is not None and not plan.baseline.startswith(("http://", "https://")),
             f"baseline {plan.baseline!r} is not http(s)",

@@ -47,6 +47,8 @@ def _lines(verdict: Verdict) -> Iterator[str]:
             f"{trees.max_depth} deep"
         )
     c = verdict.counts
+    if c.verify_counts:
+        yield f"  verify steps of {c.verify_counts} outputs held against the golden's"
     yield (
         f"  {c.prompts} prompts ({verdict.prompt_set}), {c.generated} tokens generated, {c.prefilled} prefilled, "
         f"{c.compared} outputs compared across C ({c.differing} differ), "

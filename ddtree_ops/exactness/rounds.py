@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ddtree_ops.exactness import against, findings, judge, replay, selfscore, stops, structure
+from ddtree_ops.exactness import (
+    against,
+    distribution,
+    findings,
+    judge,
+    replay,
+    sameseed,
+    selfscore,
+    stops,
+    structure,
+    verifytime,
+)
 from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.golden import Golden, Recording, prompt_hash
@@ -16,10 +27,12 @@ from ddtree_ops.exactness.mixed import Turn, schedule
 from ddtree_ops.exactness.plan import GatePlan, Load, Prompt
 from ddtree_ops.exactness.prompts import stand_in_ids
 from ddtree_ops.exactness.wire import Generation
-from ddtree_ops.exactness.work import Facts, Group, Output, Progress, Work
+from ddtree_ops.exactness.work import EDGE, Facts, Group, Output, Progress, Work
 
 GROUP = 32
 SAMPLES = 24
+EDGE_CONTEXT = 4096
+"""Tokens of the longest context whose limit is tried: a prefill of that length must stay cheap."""
 SUFFIX_TOKENS = 8
 
 
@@ -45,6 +58,8 @@ class Rounds:
         self._plan = evidence.plan
         self._facts = facts
         self._steady = [load for load in self._plan.loads if not load.mixed]
+        self._edged = False
+        self._pools = distribution.Pools()
         self._sampled: Counter[Load] = Counter()
         self._widest = max(self._plan.concurrency)
 
@@ -52,18 +67,31 @@ class Rounds:
         prompts = self._plan.prompts
         for start in range(0, len(prompts), GROUP):
             await self._group(prompts[start : start + GROUP])
+        if distribution.METHOD in self._plan.sampled_methods:
+            distribution.conclude(self._work, self._pools)
 
     async def _group(self, prompts: Sequence[Prompt]) -> None:
         encoded = await self._work.each(self._widest, prompts, self._encode, "tokenise")
         known = [(prompt.id, ids) for prompt, ids in zip(prompts, encoded, strict=True) if ids]
         if not known:
             return
-        group = Group([name for name, _ in known], [ids for _, ids in known])
         self._evidence.prompts += len(known)
+        if (edge := self._edge(known)) is not None:
+            # In the middle, so that it has company whose end is not near.
+            known.insert(len(known) // 2, (EDGE, edge))
+        most, context = self._plan.max_new_tokens, self._facts.context
+        # One token short of the context: servers differ in whether the last one may be used.
+        limits = [most if context is None else max(1, min(most, context - 1 - len(ids))) for _, ids in known]
+        group = Group([name for name, _ in known], [ids for _, ids in known], limits)
         for load in self._plan.loads:
             group.outputs[load] = await self._generate(group, load)
+            # At once: what comes later may take the cache's place.
+            if load == Load(self._widest) and self._plan.second_turn_tokens:
+                await self._second_turns(group, load)
         if selfscore.METHOD in self._facts.methods:
             await selfscore.judge_group(self._work, group)
+            if self._plan.algorithm != "none":
+                await verifytime.judge_group(self._work, group, Load(self._widest))
         if replay.METHOD in self._facts.methods:
             await replay.judge_group(self._work, group)
         if against.GOLDEN in self._facts.methods and self._plan.golden is not None:
@@ -74,9 +102,12 @@ class Rounds:
         await self._compare(group)
         self._work.stop_if_hopeless()
         await stops.judge_group(self._work, group, self._known(group), self._steady)
-        if self._plan.second_turn_tokens:
-            await self._second_turns(group, Load(self._widest))
+        if distribution.METHOD in self._plan.sampled_methods:
+            await distribution.sample_group(self._work, group, Load(self._widest), self._pools)
+        if sameseed.METHOD in self._plan.sampled_methods:
+            await self._same_seed(group)
         if self._recording is not None:
+            await self._record_sampled(group, self._recording)
             for output in group.outputs[self._plan.loads[0]]:
                 name, ids = group.names[output.prompt], group.ids[output.prompt]
                 self._recording.add(name, ids, output.tokens, output.finish, output.verify_steps)
@@ -92,6 +123,40 @@ class Rounds:
             self._evidence.note_once("no-verify-counts", f"the golden has no verify counts for {tree.shape}")
         else:
             against.judge_verify_counts(self._work, group, counts, Load(1))
+
+    async def _same_seed(self, group: Group) -> None:
+        if self._plan.dtype != "float32":
+            self._evidence.reason("inconclusive", "same-seed-dtype", "same-seed proves nothing below float32")
+            return
+        for server, what in ((self._work.server, "the server"), (self._baseline, "the baseline")):
+            if server is not None and not await sameseed.seeds_hold(self._work, server, group):
+                message = f"same-seed: {what} gives two answers to one seed, so it has no positional seeds"
+                self._evidence.reason("inconclusive", "no-seeds", message)
+                return
+        if self._plan.golden is not None:
+            recorded = sameseed.of_golden(self._work, group, self._plan.golden)
+            if recorded is not None:
+                await sameseed.judge_group(self._work, group, recorded, self._steady)
+        if self._baseline is not None:
+            told = await sameseed.answers(self._work, self._baseline, group, self._widest, "baseline, sampled")
+            await sameseed.judge_group(self._work, group, told, self._steady)
+
+    async def _record_sampled(self, group: Group, recording: Recording) -> None:
+        """The answers above temperature 0 in float32, where seeds fix them; a server without such seeds has none."""
+        if (self._plan.algorithm, self._plan.dtype) != ("none", "float32"):
+            return
+        if await sameseed.seeds_hold(self._work, self._work.server, group):
+            recording.sampling = sameseed.VERSION
+            recording.sampled |= await sameseed.answers(self._work, self._work.server, group, 1, "record, sampled")
+
+    def _edge(self, known: Sequence[tuple[str, Ids]]) -> Ids | None:
+        """A prompt so long that its output ends at the context's limit, made of the first group's prompts, once."""
+        context, room = self._facts.context, self._plan.max_new_tokens // 2
+        if self._edged or context is None or not 4 * room < context <= EDGE_CONTEXT:
+            return None
+        self._edged = True
+        whole = [token for _, ids in known for token in ids]
+        return tuple(whole[i % len(whole)] for i in range(context - 1 - room))
 
     def _known(self, group: Group) -> list[Ids | None]:
         """What each prompt's output should be: the golden's, else what came at the first load (judged by itself)."""
@@ -123,17 +188,21 @@ class Rounds:
         """Every prompt once; more often where that is needed to have enough requests in flight."""
         self._work.stop_if_hopeless()
 
+        # In the mixed load all share one namespace, as users' requests do: cached prefixes are met and given up.
+        shared = fresh_key()
+
         async def act(turn: Turn) -> Output | None:
             if turn.broken_off:
                 ids = group.ids[turn.prompt]
-                await self._work.server.break_off(ids, max_new_tokens=turn.limit, extra_key=fresh_key())
+                await self._work.server.break_off(ids, max_new_tokens=turn.limit, extra_key=shared)
                 return None
-            return await self._output(group, load, turn)
+            return await self._output(group, load, turn, shared if load.mixed else fresh_key())
 
-        count, limit = len(group.ids), self._plan.max_new_tokens
-        turns = [Turn(i % count, limit, False) for i in range(max(count, load.concurrency))]
+        count = len(group.ids)
+        limits = self._filling(group) if load == Load(self._widest) else group.limits
+        turns = [Turn(i % count, limits[i % count], False) for i in range(max(count, load.concurrency))]
         if load.mixed:
-            turns = schedule(count, load.concurrency, limit)
+            turns = schedule(group.limits, load.concurrency)
         made = await self._work.each(load.concurrency, turns, act, f"generate at {load}")
         outputs = [output for output in made if output is not None]
         for output in outputs:
@@ -143,8 +212,20 @@ class Rounds:
                 self._evidence.reason("fail", "stop-inside", f"{where}: stop token {output.tokens[inside]} passed over")
         return outputs
 
-    async def _output(self, group: Group, load: Load, turn: Turn) -> Output | None:
-        ids, key = group.ids[turn.prompt], fresh_key()
+    def _filling(self, group: Group) -> list[int]:
+        """Limits before second turns: every second prompt and its output fill whole pages of the cache.
+
+        What an engine keeps of a full last page (the bonus token's KV, never written) shows only then.
+        """
+        limits = list(group.limits)
+        for i in range(0, len(limits), 2):
+            over = (len(group.ids[i]) + limits[i]) % self._facts.page
+            if self._plan.second_turn_tokens and over <= limits[i] - 2:
+                limits[i] -= over
+        return limits
+
+    async def _output(self, group: Group, load: Load, turn: Turn, key: str) -> Output | None:
+        ids = group.ids[turn.prompt]
         got = await self._work.server.generate(ids, max_new_tokens=turn.limit, extra_key=key)
         self._evidence.tallies[load].add_output(got)
         where = f"{group.names[turn.prompt]} at {load}"
@@ -153,7 +234,7 @@ class Rounds:
             return None
         if got.finish == "stop" and isinstance(got.matched, int):
             self._work.stops.add(got.matched)
-        if not load.mixed:  # outputs cut to different lengths differ whatever the engine does
+        if turn.limit == self._plan.max_new_tokens:  # cut to other lengths they differ whatever the engine does
             self._evidence.seen(ids, tokens)
         self._check_commits(got, where)
         await self._sample_structure(load)
@@ -264,11 +345,16 @@ def _foreseen(plan: GatePlan, facts: Facts) -> int:
     a_prompt = 1 + (1 if plan.second_turn_tokens else 0) + (1 if plan.baseline else 0)
     a_prompt += 1 if selfscore.METHOD in facts.methods else 0
     a_prompt += plan.max_new_tokens if replay.METHOD in facts.methods else 0
+    with_logprobs = selfscore.METHOD in facts.methods and plan.algorithm != "none"
     steps = 0
     for start in range(0, len(plan.prompts), GROUP):
         size = len(plan.prompts[start : start + GROUP])
-        steps += size * a_prompt
+        if distribution.METHOD in plan.sampled_methods:
+            steps += distribution.ROUNDS * size
+        if sameseed.METHOD in plan.sampled_methods:
+            steps += min(size, sameseed.PROMPTS) * sum(not load.mixed for load in plan.loads)
+        steps += size * a_prompt + (min(size, verifytime.PROMPTS) if with_logprobs else 0)
         for load in plan.loads:
             turns = max(size, load.concurrency)
-            steps += len(schedule(size, load.concurrency, 2)) if load.mixed else turns + min(size, stops.PROMPTS)
+            steps += len(schedule([2] * size, load.concurrency)) if load.mixed else turns + min(size, stops.PROMPTS)
     return steps

@@ -48,7 +48,7 @@ async def judge_group(work: Work, group: Group, expected: Sequence[Ids | None], 
 
         async def act(stop: Stop, load: Load = load) -> None:
             ids, name = group.ids[stop.prompt], group.names[stop.prompt]
-            token, limit = stop.expected[-1], work.plan.max_new_tokens
+            token, limit = stop.expected[-1], group.limits[stop.prompt]
             got = await work.server.generate(ids, max_new_tokens=limit, extra_key=fresh_key(), stop_token_ids=(token,))
             where = f"{name} at {load}, stop token {token}"
             tokens = work.checked(got, where, len(ids), limit)

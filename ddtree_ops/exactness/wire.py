@@ -17,7 +17,9 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A reply of /generate. Counts are None where the server does not tell them."""
+    """A reply of /generate. Counts are None where the server does not tell them; so are ``logprobs``, one an output
+    token, in which None stands for a value that is not finite.
+    """
 
     output_ids: tuple[int, ...]
     finish: str
@@ -27,6 +29,7 @@ class Generation:
     cached_tokens: int | None
     verify_steps: int | None
     accept_length: float | None
+    logprobs: tuple[float | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ def generation(reply: dict[str, object]) -> Generation:
         cached_tokens=_count(meta, "cached_tokens"),
         verify_steps=_count(meta, "spec_verify_ct"),
         accept_length=_number(meta.get("spec_accept_length")),
+        logprobs=_output_logprobs(meta, ids),
     )
 
 
@@ -105,6 +109,17 @@ def scored(reply: dict[str, object], *, with_top: bool) -> Scored:
             ranked = tuple(_triple(entry, f"input_top_logprobs[{i}]") for entry in top)
         entries.append(Entry(token=token_id, logprob=logprob, text=text, top=ranked))
     return Scored(tuple(entries), _count(meta, "prompt_tokens"), _count(meta, "cached_tokens"))
+
+
+def _output_logprobs(meta: dict[str, object], ids: list[object]) -> tuple[float | None, ...] | None:
+    given = meta.get("output_token_logprobs")
+    if not isinstance(given, list) or not given:
+        return None
+    entries = [_triple(entry, f"output_token_logprobs[{i}]") for i, entry in enumerate(given)]
+    named = [token for _, token, _ in entries]
+    if named[: len(ids)] != ids[: len(named)]:
+        raise Malformed("output_token_logprobs names other tokens than output_ids")
+    return tuple(logprob for logprob, _, _ in entries)
 
 
 def tokens(reply: dict[str, object]) -> tuple[int, ...]:

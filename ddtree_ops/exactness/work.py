@@ -13,9 +13,11 @@ from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.judge import Position
 from ddtree_ops.exactness.plan import Load
 from ddtree_ops.exactness.verdict import Severity
-from ddtree_ops.exactness.wire import Generation, Malformed
+from ddtree_ops.exactness.wire import Generation, Malformed, Scored
 
 MAX_TROUBLES = 3
+EDGE = "context-limit"
+"""The name of the prompt that the gate adds itself where it can reach the context's limit."""
 NOT_SCORED = ("id-outside-vocabulary", "not-finished", "prompt-changed", "empty-output")
 
 T = TypeVar("T")
@@ -26,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True)
 class Facts:
     """What the server told about itself. ``context``: its longest sequence, where known. ``logprobs``: whether it
-    scores prompts. ``methods``: those that this run judges by.
+    scores prompts. ``methods``: those that this run judges by. ``page``: tokens a page of its cache.
     """
 
     vocab_size: int | None
@@ -34,6 +36,7 @@ class Facts:
     tokenizer: bool
     logprobs: bool
     methods: tuple[str, ...]
+    page: int
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,13 @@ class Output:
 
 @dataclass
 class Group:
-    """Up to GROUP prompts on their way through the methods. ``scores``: positions by (prompt, tokens)."""
+    """Up to GROUP prompts on their way through the methods. ``limits``: max_new_tokens of each, as far as the context
+    has room; ``scores``: positions by (prompt, tokens).
+    """
 
     names: list[str]
     ids: list[Ids]
+    limits: list[int]
     outputs: dict[Load, list[Output]] = field(default_factory=dict)
     scores: dict[tuple[int, Ids], list[Position]] = field(default_factory=dict)
 
@@ -152,8 +158,12 @@ class Work:
         """Every token of an output against the target, by one prefill. Raises Trouble."""
         whole = prompt + tokens
         reply = await self.server.score(whole, start=len(prompt) - 1, texts=self.facts.tokenizer)
+        return self.validated(whole, len(prompt), reply, name)
+
+    def validated(self, whole: Ids, first: int, reply: Scored, name: str) -> list[Position]:
+        """judge.positions, with Trouble for scores that contradict the request or themselves."""
         try:
-            return judge.positions(whole, len(prompt), reply, self.facts.vocab_size)
+            return judge.positions(whole, first, reply, self.facts.vocab_size)
         except Malformed as error:
             raise Trouble("scores", f"{name}: {error}") from error
 

@@ -26,6 +26,7 @@ from .base import (
     number,
     read_bytes,
     read_json,
+    remove,
     safe,
     write_file,
     write_json,
@@ -348,6 +349,7 @@ class Applier:
 
     def confirm(self) -> JSON:
         n = self.plan["target"]
+        remove(self.service.generation(n) / "verified.json")  # of an earlier time that this generation served
         write_json(self.service.generation(n) / "verdict.json", read_json(self.dir / "verdict.json"))
         self.service.stand_down(self.txn, "confirmed", n, reason="", downtime_s=self.downtime)
         self.service.tidy(n)

@@ -14,12 +14,12 @@ from .engine import supervise
 from .facts import collect, generation, history, logs, probe, status
 from .releases import ingest, install, missing, receive, staged
 from .service import Service
-from .verbs import apply, bootstrap, follow, power, recover_verb, unlock, verdict
+from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock, verdict
 
 VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "probe": probe, "status": status, "history": history, "generation": generation, "logs": logs, "collect": collect,
     "bootstrap": bootstrap, "missing": missing, "staged": staged, "ingest": ingest, "install": install,
-    "apply": apply, "verdict": verdict, "recover": recover_verb, "unlock": unlock,
+    "apply": apply, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
     "stop": power, "start": power, "restart": power,
 }  # fmt: skip
 

@@ -47,6 +47,7 @@ def system_facts() -> JSON:
         "glibc": glibc(),
         "machine": platform.machine(),
         "kernel": platform.release(),
+        "driver": (read_bytes(Path("/sys/module/nvidia/version")) or b"").decode(errors="replace").strip() or None,
         "systemd": version[1] if len(version) > 1 else None,
         "time": time.time(),
         "pid1": (read_bytes(Path("/proc/1/comm")) or b"").decode(errors="replace").strip(),
@@ -179,6 +180,7 @@ def status(service: Service, request: JSON) -> JSON:
         "active": {key: show[key] for key in ("state", "sub", "pid", "since_unix", "restarts", "result")},
         "port_owner": port_owner(port, service.sup.members()) if port is not None else None,
         "verdict": verdict,
+        "verified": None if confirmed is None else read_json(service.generation(confirmed) / "verified.json"),
         "server_info": arguments(service, port, confirmed) if active and port is not None else None,
     }
 

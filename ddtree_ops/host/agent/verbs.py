@@ -22,6 +22,7 @@ from .base import (
     HostError,
     digest,
     fsync_dir,
+    integer,
     make_dir,
     member,
     named,
@@ -156,6 +157,25 @@ def verdict(service: Service, request: JSON) -> JSON:
     if not leave_verdict(service.txn_dir(txn), given):
         raise HostError("refused", f"transaction {txn} has its verdict already")
     return {"txn": txn}
+
+
+def record(service: Service, request: JSON) -> JSON:
+    """Keep a verdict from outside a deploy beside the confirmed generation's; what is confirmed stays so."""
+    n, given = integer(request.get("n"), "n"), member(request, "verdict", dict)
+    if not isinstance(given.get("passed"), bool):
+        raise HostError("usage", "verdict.passed is neither true nor false")
+    who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
+    txn = f"record-{int(time.time())}-{secrets.token_hex(2)}"
+    with service.lock(txn, who, client):
+        state = service.state()
+        if state["pending"] is not None:
+            raise HostError("refused", "a deploy is unfinished: it has its own verdict")
+        if state["confirmed"] != n:
+            raise HostError("refused", f"the verdict is of generation {n}, confirmed is {state['confirmed']}")
+        write_json(service.generation(n) / "verified.json", {**given, "t": round(time.time(), 3)})
+        kind = safe(str(given.get("kind")), cap=40)
+        service.log(txn, "record", "note", who=who, client=client, generation=n, reason=f"verify-exactness: {kind}")
+    return {"txn": txn, "generation": n}
 
 
 def recover_verb(service: Service, request: JSON) -> JSON:

@@ -193,6 +193,35 @@ def test_unproven_needs_a_generation(ct200: Deployment) -> None:
     assert unproven(facts(deployed_host(ct200))) is None
 
 
+BOUND = {"generation": 3, "python": "3.11.2"}
+
+
+@pytest.mark.parametrize(
+    ("verified", "why"),
+    [
+        ({"kind": "EXACT", "passed": True, "binds": BOUND}, None),
+        ({"kind": "FAIL", "passed": False, "binds": BOUND}, "the last verdict is FAIL"),
+        ({"kind": "INCONCLUSIVE", "passed": False, "binds": BOUND}, None),
+        ({"kind": "EXACT", "passed": True, "binds": {"generation": 2, "python": "3.11.2"}}, "of generation 2"),
+        ({"kind": "EXACT", "passed": True, "binds": {**BOUND, "driver": "580.1"}}, "the driver was 580.1"),
+    ],
+)
+def test_what_verify_exactness_decided_last_is_what_counts(
+    ct200: Deployment, verified: dict[str, Any], why: str | None
+) -> None:
+    reply = deployed_host(ct200, verified=verified)
+    reply["system"] = {**reply["system"], "driver": "590.2"}
+    found = unproven(facts(reply))
+    assert found is None if why is None else why in (found or "")
+
+
+def test_a_pass_by_verify_exactness_proves_again_under_a_new_interpreter(ct200: Deployment) -> None:
+    old = {"kind": "EXACT", "passed": True, "binds": {"generation": 3, "python": "3.10.1"}}
+    assert "the interpreter was 3.10.1" in (unproven(facts(deployed_host(ct200, verdict=old))) or "")
+    new = {"kind": "EXACT", "passed": True, "binds": BOUND}
+    assert unproven(facts(deployed_host(ct200, verdict=old, verified=new))) is None
+
+
 @pytest.mark.parametrize("reply", [{}, {"system": {}, "state": 3}, {"system": {}, "active": {"state": 1}}])
 def test_a_host_that_answers_nonsense_is_refused(reply: dict[str, Any]) -> None:
     with pytest.raises(Failed, match="unknown form"):

@@ -17,11 +17,39 @@ Make = Callable[..., GatePlan]
 
 @given(st.integers(1, 40), st.integers(2, 64), st.integers(2, 4096))
 def test_every_prompt_is_judged_and_some_are_broken_off(prompts: int, concurrency: int, limit: int) -> None:
-    turns = schedule(prompts, concurrency, limit)
+    turns = schedule([limit] * prompts, concurrency)
     judged = [turn for turn in turns if not turn.broken_off]
     assert {turn.prompt for turn in judged} == set(range(prompts)) and len(judged) == max(prompts, concurrency)
     assert len(turns) - len(judged) == -(-len(judged) // EVERY)
     assert all(2 <= turn.limit <= limit and 0 <= turn.prompt < prompts for turn in turns)
+
+
+def test_the_prompt_that_reaches_the_contexts_end_keeps_its_limit() -> None:
+    turns = [turn for turn in schedule([64] * 20 + [31], 8) if not turn.broken_off]
+    assert [turn.limit for turn in turns if turn.prompt == 20] == [31]
+
+
+def test_an_output_ends_at_the_contexts_limit_where_that_is_cheap(toy: Toy, plan: Make) -> None:
+    toy.info["context_length"] = 300
+    verdict = run_gate(plan())
+    assert verdict.kind is Kind.EXACT and verdict.counts.prompts == 10
+    asked = {len(r["input_ids"]) for r in toy.requests if r["kind"] == "generate"}
+    assert max(asked) == 300 - 1 - 12
+    assert all(
+        len(r["input_ids"]) + r["sampling_params"]["max_new_tokens"] < 300
+        for r in toy.requests
+        if r["kind"] == "generate"
+    )
+    toy.requests.clear()
+    toy.info["context_length"] = 131072
+    run_gate(plan())
+    assert max(len(r["input_ids"]) for r in toy.requests if r["kind"] == "generate") < 100
+
+
+def test_the_mixed_load_shares_one_cache_namespace(toy: Toy, plan: Make) -> None:
+    run_gate(plan(second_turn_tokens=0))
+    keys = Counter(r["extra_key"] for r in toy.requests if r["kind"] == "generate")
+    assert sorted(keys.values())[-2:] == [1, 12]
 
 
 def test_requests_of_many_lengths_run_beside_some_that_are_broken_off(toy: Toy, plan: Make) -> None:

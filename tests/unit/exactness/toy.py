@@ -44,6 +44,7 @@ class Toy:
         self.include_stop = True
         self.tokenizes = False
         self.ignore_stops = False
+        self.logprob_error = 0.0
         self.choose: Choose = lambda ids, index, in_flight: ranked(ids)[0]
         self.alter: Alter = lambda kind, request, reply: reply
         self.released = threading.Event()
@@ -74,7 +75,7 @@ class Toy:
         if path.endswith("tokenize"):
             return "tokenize", {"tokens": [ord(c) % VOCAB for c in request["prompt"]]}
         ids = request.get("input_ids") or [ord(c) % VOCAB for c in request["text"]]
-        if request.get("return_logprob"):
+        if request.get("return_logprob") and "logprob_start_len" in request:
             return "score", self._score(ids, request)
         return "generate", self._generate(ids, request)
 
@@ -103,6 +104,11 @@ class Toy:
             output = output[:-1]
         meta: Json = {"finish_reason": finish, "prompt_tokens": len(prompt), "completion_tokens": len(output)}
         meta["cached_tokens"] = cached
+        if request.get("return_logprob"):
+            scored = self._score(ids, {"logprob_start_len": len(prompt) - 1})["meta_info"]["input_token_logprobs"]
+            meta["output_token_logprobs"] = [
+                [entry[0] + self.logprob_error, *entry[1:]] for entry in scored[1 : len(output) + 1]
+            ]
         if self.accept > 0 and self.info.get("speculative_algorithm"):
             meta |= {"spec_verify_ct": steps, "spec_accept_length": len(output) / steps}
         return {"text": "", "output_ids": output, "meta_info": meta}

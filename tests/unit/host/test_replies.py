@@ -131,6 +131,40 @@ def test_a_verdict_must_be_of_a_deploy_in_progress_and_counts_once(box: Box) -> 
     assert box.end("txn-1")["event"] == "recovered"
 
 
+def test_a_verdict_from_outside_a_deploy_is_kept_and_changes_nothing_that_is_confirmed(box: Box) -> None:
+    given = {"kind": "FAIL", "passed": False, "binds": {"generation": 1}}
+    with pytest.raises(Refused, match="confirmed is None"):
+        box.call("record", n=1, verdict=given)
+    box.deploy("txn-1")
+    before = box.probe()
+    assert before["verified"] is None
+    kept = box.call("record", n=1, verdict=given, who="ann", client="desk")
+    after = box.probe()
+    assert after["verified"].items() >= given.items() and after["verified"]["t"] > 0
+    for key in ("state", "verdict", "drift", "unit"):
+        assert after[key] == before[key]
+    row = box.call("history")["history"][0]
+    assert (row["txn"], row["note"], row["reason"]) == (kept["txn"], "record", "verify-exactness: FAIL")
+    with pytest.raises(Refused, match="generation 2, confirmed is 1"):
+        box.call("record", n=2, verdict=given)
+    with pytest.raises(Refused, match="neither true nor false"):
+        box.call("record", n=1, verdict={"kind": "EXACT"})
+    assert box.probe()["verified"] == after["verified"]
+
+
+def test_no_verdict_is_kept_while_a_deploy_runs_and_none_outlives_the_next_confirmation(box: Box) -> None:
+    given = {"kind": "FAIL", "passed": False}
+    box.deploy("txn-1")
+    box.call("record", n=1, verdict=given)
+    box.call("apply", plan=box.plan("txn-2"))
+    box.wait("txn-2", "health", "begin")
+    with pytest.raises(Refused, match=r"locked|unfinished"):
+        box.call("record", n=1, verdict=given)
+    box.verdict("txn-2", passed=True)
+    assert box.end("txn-2")["event"] == "confirmed"
+    assert box.probe()["verified"] is None
+
+
 def test_models_are_identified_by_headers_and_sizes(box: Box, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
