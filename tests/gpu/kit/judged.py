@@ -58,7 +58,7 @@ async def run_gate_selection(lab: Lab, held: list[HeldOut], cases: dict[str, tup
     async def one(name: str, methods: tuple[str, ...]) -> None:
         async with lab.hold(name) as (running,):
             verdict = await asyncio.to_thread(run_gate, _plan(running, prompts, methods, golden))
-        _tell(lab, name, "+".join(methods) or "default", verdict)
+        _tell(lab, name, "-and-".join(methods) or "default", verdict)
 
     told = await asyncio.gather(*(one(name, methods) for name, methods in cases.items()), return_exceptions=True)
     for name, error in zip(cases, told, strict=True):
@@ -67,7 +67,7 @@ async def run_gate_selection(lab: Lab, held: list[HeldOut], cases: dict[str, tup
 
 
 def _tell(lab: Lab, name: str, case: str, verdict: Verdict) -> None:
-    folder: Path = lab.results.out / "verdicts"
+    folder: Path = lab.results.evidence / "verdicts"
     folder.mkdir(exist_ok=True)
     folder.joinpath(f"{name}-{case}.json").write_text(json.dumps(verdict.to_json(), indent=1) + "\n")
     folder.joinpath(f"{name}-{case}.txt").write_text("\n".join(verdict.lines()) + "\n")

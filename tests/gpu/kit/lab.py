@@ -93,7 +93,7 @@ class Lab:
 
     def start(self, specs: list[Spec]) -> None:
         """All at once: they share the compile caches, whose locks let one of them compile each kernel."""
-        logs = self.results.out / "logs"
+        logs = self.results.evidence / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         for i, spec in enumerate(specs):
             port = FIRST_PORT + 10 * i

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,10 +22,15 @@ class Row:
 
 
 class Results:
-    """Prints every row and rewrites ``results.json`` with it. ``facts``: what all rows share."""
+    """Prints every row and rewrites ``out/results.json`` with it. ``facts``: what all rows share.
 
-    def __init__(self, out: Path) -> None:
-        self.out = out
+    What is too much for that (logs, verdicts, tokens) lies in ``evidence`` and is packed into one archive, since a
+    machine may hand back only a few files.
+    """
+
+    def __init__(self, out: Path, evidence: Path) -> None:
+        self.out, self.evidence = out, evidence
+        evidence.mkdir(parents=True)
         self.rows: list[Row] = []
         self.facts: dict[str, object] = {}
         self._begun = time.monotonic()
@@ -42,6 +48,12 @@ class Results:
     def save(self) -> None:
         document = {"facts": self.facts, "seconds": round(self.seconds, 1), "rows": [asdict(row) for row in self.rows]}
         self.out.joinpath("results.json").write_text(json.dumps(document, indent=1) + "\n")
+
+    def pack(self) -> None:
+        """``out/evidence.tar.gz``, anew."""
+        fresh = self.out / "evidence.tmp"
+        subprocess.run(["tar", "-C", str(self.evidence.parent), "-czf", str(fresh), self.evidence.name], check=False)
+        fresh.replace(self.out / "evidence.tar.gz")
 
     def table(self) -> str:
         """All rows by selection and server."""

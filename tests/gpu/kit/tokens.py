@@ -92,7 +92,7 @@ async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int,
         if isinstance(error, BaseException):
             lab.results.add("tokens", name, "all", False, why=repr(error))
     outputs = {f"{name}-c{c}": got.outputs for (name, c), got in rounds.items()}
-    lab.results.out.joinpath("tokens.json").write_text(json.dumps(outputs) + "\n")
+    lab.results.evidence.joinpath("tokens.json").write_text(json.dumps(outputs) + "\n")
     _compare(lab, rounds)
 
 
