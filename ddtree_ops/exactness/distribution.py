@@ -39,8 +39,8 @@ TABLE: tuple[Mapping[str, float | int], ...] = (
     {"temperature": 0.0, "frequency_penalty": 2.0},
 )
 """Sampled rows have a top_k, so that the top TOP_K of a score hold the whole law; top_p and min_p at temperature 1
-only, where the masses that they look at are those of the score. Greedy rows among them show what leaks from one row into
-another, and penalties that are not the path's own."""
+only, where the masses that they look at are those of the score. Greedy rows among them show what leaks from one row
+into another, and penalties that are not the path's own."""
 
 SLACK = {"float32": 0.0, "float16": 0.01, "bfloat16": 0.03}
 """How far, as a distance of distribution functions, rounding may move a healthy law."""
@@ -164,7 +164,7 @@ def conclude(work: Work, pools: Pools) -> None:
 
 
 async def sample_group(work: Work, group: Group, load: Load, pools: Pools) -> None:
-    """Asks every prompt ROUNDS times at ``load`` by TABLE's rows and scores the answers; sampled ones go to the pools."""
+    """Asks every prompt ROUNDS times at ``load`` by TABLE's rows, and scores what came; the pools get what is drawn."""
     tally = work.evidence.judged(METHOD, load)
     edge = EDGE.get(work.plan.dtype, EDGE["bfloat16"])
 
