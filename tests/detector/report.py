@@ -50,6 +50,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     generated: int
     prefilled: int
+    methods: list[str] = []
 
 
 def outcome(section: str, fault: str, shape: str, batch: int, verdict: Verdict) -> Outcome:
@@ -77,6 +78,7 @@ def outcome(section: str, fault: str, shape: str, batch: int, verdict: Verdict) 
         seconds=verdict.seconds,
         generated=verdict.counts.generated,
         prefilled=verdict.counts.prefilled,
+        methods=list(dict.fromkeys(one.method for one in judged)),
     )
 
 
