@@ -216,7 +216,7 @@ def _healthy(outcomes: Sequence[Outcome]) -> list[str]:
         cost = [
             statistics.median(getattr(one, name) for one in found) for name in ("seconds", "generated", "prefilled")
         ]
-        shown = " | ".join(map(str, kinds))
+        shown = " | ".join(map(str, [sum("distribution" in one.methods for one in found), *kinds]))
         lines.append(f"| {shape} | {dtype} | {len(found)} | {shown} | {cost[0]:.1f} | {cost[1]:.0f} | {cost[2]:.0f} |")
     if rows:
         bound = 1 - 0.05 ** (1 / len(rows))
