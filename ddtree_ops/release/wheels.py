@@ -13,14 +13,15 @@ import subprocess
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ..errors import Failed
 from .cache import BUFFER, Cache, file_sha256
 from .lock import Lock, Pin
+from .udiff import plain_path
 
 
 @dataclass(frozen=True)
@@ -97,31 +98,42 @@ def target_options(lock: Lock) -> list[str]:
 
 
 def members(wheel: Path) -> list[Member]:
-    """The files that a wheel installs below site-packages. Raises Failed for anything that is not plainly sound."""
+    """The files that a wheel installs below site-packages, RECORD apart. Raises Failed as `entries` does."""
+    return [member for member in entries(wheel) if member.path]
+
+
+def entries(wheel: Path) -> list[Member]:
+    """All files of a wheel but RECORD itself; the path is empty for what does not go below site-packages.
+
+    Raises Failed for anything that is not plainly sound.
+    """
     try:
         with zipfile.ZipFile(wheel) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
             record_name = _record_name(wheel, [info.filename for info in infos])
             record = _record(wheel, archive.read(record_name).decode())
-    except (zipfile.BadZipFile, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError, OSError) as error:
         raise Failed(f"{wheel.name}: {error}") from error
     if len({info.filename for info in infos}) != len(infos):
         raise Failed(f"{wheel.name}: the same name twice")
     found = []
     for info in infos:
-        _check_name(wheel, info.filename)
+        if not plain_path(info.filename):
+            raise Failed(f"{wheel.name}: refused the name {info.filename!r}")
         if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             raise Failed(f"{wheel.name}: {info.filename!r} is no regular file")
-        path = _site_path(info.filename)
-        if info.filename == record_name or path is None:
+        if info.filename == record_name:
             continue
+        path = _site_path(info.filename)
         if info.filename not in record:
+            if path is None:
+                continue  # scripts and data, which are never used
             raise Failed(f"{wheel.name}: {info.filename!r} is not in RECORD")
         sha256, size = record[info.filename]
         if size != info.file_size:
             raise Failed(f"{wheel.name}: {info.filename!r} has {info.file_size} bytes, RECORD says {size}")
         executable = bool(info.external_attr >> 16 & 0o111)
-        found.append(Member(wheel, info.filename, path, sha256, info.file_size, executable))
+        found.append(Member(wheel, info.filename, path or "", sha256, info.file_size, executable))
     return found
 
 
@@ -144,13 +156,6 @@ def _record(wheel: Path, text: str) -> dict[str, tuple[str, int]]:
             except ValueError as error:
                 raise Failed(f"{wheel.name}: RECORD: {name!r}: {error}") from error
     return entries
-
-
-def _check_name(wheel: Path, name: str) -> None:
-    parts = PurePosixPath(name).parts
-    unsafe = name.startswith("/") or "\\" in name or "\0" in name or ":" in name or not parts
-    if unsafe or ".." in parts or str(PurePosixPath(name)) != name or not name.isprintable():
-        raise Failed(f"{wheel.name}: refused the name {name!r}")
 
 
 def _site_path(name: str) -> str | None:
@@ -187,3 +192,14 @@ def _content(archive: zipfile.ZipFile, name: str) -> Iterator[bytes]:
     with archive.open(name) as file:
         while chunk := file.read(BUFFER):
             yield chunk
+
+
+def record_text(files: Iterable[tuple[str, str, int]], record: str) -> bytes:
+    """RECORD of (name, sha256 in hex, size), sorted; ``record`` is its own name."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for name, sha256, size in sorted(files):
+        digest = base64.urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
+        writer.writerow([name, f"sha256={digest}", size])
+    writer.writerow([record, "", ""])
+    return text.getvalue().encode()
