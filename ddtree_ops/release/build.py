@@ -13,7 +13,8 @@ from ..errors import Failed
 from .cache import Cache
 from .lock import Lock, load_lock
 from .trim import KEEP, TRIM, is_trimmed
-from .wheels import fetch, members, unpack
+from .fetch import fetch
+from .wheels import members, unpack
 
 #: Of the manifest. Raise RECIPE when the same wheels and sources would give other files than before.
 FORMAT = 1

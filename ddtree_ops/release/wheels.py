@@ -1,4 +1,4 @@
-"""Wheels: fetched by pip, verified by hash, read member by member against their own RECORD (PyPA, wheel format)."""
+"""Wheels, read member by member against their own RECORD (PyPA, wheel format)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import io
 import os
 import re
 import stat
-import subprocess
-import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -19,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import Failed
-from .cache import BUFFER, Cache, file_sha256
-from .lock import Lock, Pin
+from .cache import BUFFER, Cache
 from .udiff import plain_path
 
 
@@ -34,67 +31,6 @@ class Member:
     sha256: str
     size: int
     executable: bool
-
-
-def fetch(lock: Lock, cache: Cache) -> list[Path]:
-    """All wheels of a lock, in its order, each with one of its hashes. Raises Failed with what pip said."""
-    cache.wheels.mkdir(parents=True, exist_ok=True)
-    found = {pin: _cached(pin, cache) for pin in lock.pins}
-    missing = [pin for pin, path in found.items() if path is None]
-    if missing:
-        with cache.scratch() as scratch:
-            _download(lock, missing, scratch)
-            for pin in missing:
-                wheels = list(_candidates(pin, scratch))
-                if len(wheels) != 1 or file_sha256(wheels[0]) != pin.sha256:
-                    raise Failed(f"{pin.requirement}: pip gave {[wheel.name for wheel in wheels] or 'nothing'}")
-                found[pin] = wheels[0].replace(cache.wheels / wheels[0].name)
-    return [path for path in found.values() if path is not None]
-
-
-def _candidates(pin: Pin, directory: Path) -> Iterator[Path]:
-    prefix = f"{re.sub('[-_.]+', '_', pin.name)}-{pin.version}-".lower()
-    return (
-        path for path in directory.glob("*.whl") if re.sub(r"^[^-]+", _normal, path.name).lower().startswith(prefix)
-    )
-
-
-def _normal(match: re.Match[str]) -> str:
-    return re.sub(r"[-_.]+", "_", match[0])
-
-
-def _cached(pin: Pin, cache: Cache) -> Path | None:
-    return next((path for path in _candidates(pin, cache.wheels) if file_sha256(path) == pin.sha256), None)
-
-
-def _download(lock: Lock, pins: list[Pin], into: Path) -> None:
-    """pip's indexes and mirrors are the operator's; the lock's extra index is asked only when those do not have it."""
-    requirements = into / "requirements.txt"
-    requirements.write_text("".join(f"{pin.requirement} --hash=sha256:{pin.sha256}\n" for pin in pins))
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"),
-        *("--require-hashes", "--dest", str(into), "-r", str(requirements), *target_options(lock)),
-    ]
-    attempts = [[]] if lock.extra_index is None else [[], ["--extra-index-url", lock.extra_index]]
-    for extra in attempts:
-        done = subprocess.run([*command, *extra], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return
-    said = done.stderr.strip() or done.stdout.strip()
-    raise Failed(f"pip cannot get the wheels of this release: {said[-1500:]}", hint="see the configuration of pip")
-
-
-def target_options(lock: Lock) -> list[str]:
-    """pip's options that choose wheels for the host's Python, whatever Python the client runs."""
-    major, minor = (int(part) for part in lock.glibc.split("."))
-    platforms = [f"manylinux_{major}_{n}_{lock.machine}" for n in range(minor, 4, -1)]
-    platforms += [f"manylinux{year}_{lock.machine}" for year in ("2014", "2010", "1")]
-    tag = f"cp{lock.python.replace('.', '')}"
-    return [
-        *("--only-binary=:all:", "--python-version", lock.python, "--implementation", "cp"),
-        *(word for abi in (tag, "abi3", "none") for word in ("--abi", abi)),
-        *(word for platform in platforms for word in ("--platform", platform)),
-    ]
 
 
 def members(wheel: Path) -> list[Member]:
