@@ -38,7 +38,7 @@ def fetch(lock: Lock, cache: Cache, progress: Progress = lambda what, done, tota
     cache.wheels.mkdir(parents=True, exist_ok=True)
     found = {pin: _cached(pin, cache) for pin in lock.pins}
     missing = [pin for pin, path in found.items() if path is None]
-    batches = [missing[at::-(-len(missing) // WHEELS_A_PIP)] for at in range(-(-len(missing) // WHEELS_A_PIP))]
+    batches = [missing[at :: -(-len(missing) // WHEELS_A_PIP)] for at in range(-(-len(missing) // WHEELS_A_PIP))]
     bar = _Bar(progress, len(missing))
     with ThreadPoolExecutor(PIPS_AT_ONCE) as pool:
         running = [pool.submit(_fetch_batch, lock, batch, cache, bar) for batch in batches]

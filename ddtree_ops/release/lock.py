@@ -17,7 +17,8 @@ from ..errors import UsageError
 
 LOCKS = Path(__file__).parent / "locks"
 _PIN = re.compile(
-    r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s+--hash=sha256:([0-9a-f]{64})(?:\s+# via ([A-Za-z0-9._-]+(?:, [A-Za-z0-9._-]+)*))?"
+    r"([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s+--hash=sha256:([0-9a-f]{64})"
+    r"(?:\s+# via ([A-Za-z0-9._-]+(?:, [A-Za-z0-9._-]+)*))?"
 )
 _HEADER = re.compile(r"#\s*(python|machine|glibc|driver|extra-index|resolve):\s*(\S+)\s*")
 

@@ -46,8 +46,8 @@ def entries(wheel: Path) -> list[Member]:
     try:
         with zipfile.ZipFile(wheel) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
-            record_name = _record_name(wheel, [info.filename for info in infos])
-            record = _record(wheel, archive.read(record_name).decode())
+            own = _record_name(wheel, [info.filename for info in infos])
+            record = _record(wheel, archive.read(own).decode())
     except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError, OSError) as error:
         raise Failed(f"{wheel.name}: {error}") from error
     if len({info.filename for info in infos}) != len(infos):
@@ -58,7 +58,7 @@ def entries(wheel: Path) -> list[Member]:
             raise Failed(f"{wheel.name}: refused the name {info.filename!r}")
         if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             raise Failed(f"{wheel.name}: {info.filename!r} is no regular file")
-        if info.filename == record_name:
+        if info.filename == own:
             continue
         path = _site_path(info.filename)
         if info.filename not in record:
@@ -71,6 +71,12 @@ def entries(wheel: Path) -> list[Member]:
         executable = bool(info.external_attr >> 16 & 0o111)
         found.append(Member(wheel, info.filename, path or "", sha256, info.file_size, executable))
     return found
+
+
+def record_name(wheel: Path) -> str:
+    """The name of a wheel's RECORD. Raises Failed where there is not exactly one."""
+    with zipfile.ZipFile(wheel) as archive:
+        return _record_name(wheel, archive.namelist())
 
 
 def _record_name(wheel: Path, names: list[str]) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from ddtree_ops.errors import Failed
 from ddtree_ops.release.cache import Cache
-from ddtree_ops.release.lock import Lock, Pin
 from ddtree_ops.release.fetch import fetch, target_options
+from ddtree_ops.release.lock import Lock, Pin
 from ddtree_ops.release.wheels import members, unpack
 
 from .wheelwright import LINK, PROGRAM, lock_of, make_wheel
