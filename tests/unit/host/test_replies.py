@@ -88,7 +88,7 @@ def test_control_characters_in_a_log_stay_on_the_host(box: Box) -> None:
     [
         {"verb": "nothing"}, {"service": "../x"}, {"service": "A"}, {"root": "relative"}, {"root": "/a/../b"},
         {"root": "/a//b"}, {"root": "/a b"}, {"root": "/a\nb"}, {"root": "/a/"}, {"unit_dir": "etc"},
-        {"supervisor": "upstart"}, {"release": "../../x"}, {"port": 70000},
+        {"supervisor": "upstart"}, {"releases": ["../../x"]}, {"port": 70000},
         {"port": True}, {"model_paths": ["../x"]}, {"model_paths": "/x"},
     ],
 )  # fmt: skip
