@@ -80,7 +80,9 @@ class Git:
 
     def subjects(self) -> list[str]:
         """The first line of each message, the oldest first."""
-        messages = self.run("log", "--reverse", "-z", "--format=%B").decode(errors="replace").split("\0")
+        messages = (
+            self.run("log", "--reverse", "-z", "--format=%B").decode(errors="replace").removesuffix("\0").split("\0")
+        )
         return [message.strip().partition("\n")[0] for message in messages]
 
     def message(self, commit: str) -> bytes:
