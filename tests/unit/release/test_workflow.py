@@ -178,7 +178,7 @@ def _link(tree: Path) -> None:
         (lambda tree: commit(tree, "pkg/g.py", b"g = 9\n", "x\n\n--- a/x\n+++ b/x"), "reads as a diff's first"),
     ],
 )
-def test_what_a_series_cannot_say_is_refused_and_nothing_written(  # type: ignore[no-untyped-def]
+def test_what_a_series_cannot_say_is_refused_and_nothing_written(
     tmp_path: Path, wheel: Stock, do, complaint: str
 ) -> None:
     patches, tree = write_series(tmp_path / "patches"), tmp_path / "tree"
