@@ -78,10 +78,19 @@ def show(screen: Screen, manifest: dict[str, Any]) -> None:
         screen.step(f"provided by the host: {name} {version}")
     if requirements := manifest["index_requirements"]:
         screen.step(f"{len(requirements)} wheels come from the host's own index")
+    unfetched: dict[tuple[str, bool], list[str]] = {}
     for rule in left_out if manifest["slim"] else ():
-        what = "not fetched" if rule["bytes"] is None else f"{rule['bytes'] / 1e6:.1f} MB in {rule['files']} files"
-        doubt = "" if rule["proven"] else " (not proven on that arch)"
-        screen.step(f"left out: {rule['what']}: {what}: {rule['why']}{doubt}")
+        if rule["bytes"] is None:
+            unfetched.setdefault((rule["why"], rule["proven"]), []).append(rule["what"])
+            continue
+        size = f"{rule['bytes'] / 1e6:.1f} MB in {rule['files']} files"
+        screen.step(f"left out: {rule['what']}: {size}: {rule['why']}{_doubt(rule['proven'])}")
+    for (why, proven), names in unfetched.items():
+        screen.step(f"not fetched: {', '.join(names)}: {why}{_doubt(proven)}")
+
+
+def _doubt(proven: bool) -> str:
+    return "" if proven else " (not proven on that arch)"
 
 
 def _base(engine: str) -> str:

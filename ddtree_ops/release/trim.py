@@ -1,6 +1,7 @@
 """What wheels carry and the engine never loads: always left out by engine, and by GPU arch where ``--slim`` asks.
 
-The release's smoke imports prove on the host that nothing of it is needed to start.
+The release's smoke imports prove on the host that nothing of it is needed to start. Libraries are not stripped: what
+``strip`` writes depends on its version, and a release is the same bytes wherever it is built.
 """
 
 from __future__ import annotations
