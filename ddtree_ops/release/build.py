@@ -136,14 +136,23 @@ def build(
     release = inputs.release_id()
     manifest = cache.finished(release)
     if manifest is None:
-        with _wheels(inputs, cache, progress) as wheels:
-            files, left_out = _wheel_files(inputs, wheels, cache, progress)
-        for path, content in inputs.own.items():
-            sha256, size = cache.add_blob([content])
-            _add(files, path, {"sha256": sha256, "size": size, "mode": 0o644})
-        manifest = _manifest(release, inputs, files, left_out)
-        cache.finish(manifest)
+        try:
+            manifest = _make(release, inputs, cache, progress)
+            cache.finish(manifest)
+        except OSError as error:
+            hint = "a build needs room there for the wheels and for what they unpack to; XDG_CACHE_HOME moves it"
+            raise Failed(f"cannot build below {cache.directory}: {error.strerror or error}", hint=hint) from error
     return Release(release, manifest, cache)
+
+
+def _make(release: str, inputs: _Inputs, cache: Cache, progress: Progress) -> dict[str, Any]:
+    """The manifest, with every file in the cache."""
+    with _wheels(inputs, cache, progress) as wheels:
+        files, left_out = _wheel_files(inputs, wheels, cache, progress)
+    for path, content in inputs.own.items():
+        sha256, size = cache.add_blob([content])
+        _add(files, path, {"sha256": sha256, "size": size, "mode": 0o644})
+    return _manifest(release, inputs, files, left_out)
 
 
 def _inputs(target: Target, lock: Lock, package: Path, patches: Path | None) -> _Inputs:

@@ -58,7 +58,7 @@ class Cache:
         """The manifest of a release that was made before, if every one of its blobs is still here."""
         try:
             manifest: dict[str, Any] = json.loads(self._manifest(release).read_text())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
         return manifest if self._has_all(manifest["files"]) else None
 
@@ -67,7 +67,7 @@ class Cache:
         base = f"{self.directory}/blobs/"
         try:
             return all(os.stat(f"{base}{f['sha256'][:2]}/{f['sha256']}").st_size == f["size"] for f in files)  # noqa: PTH116
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def finish(self, manifest: dict[str, Any]) -> None:

@@ -39,27 +39,47 @@ def fetch(lock: Lock, cache: Cache, progress: Progress = lambda what, done, tota
     found = {pin: _cached(pin, cache) for pin in lock.pins}
     missing = [pin for pin, path in found.items() if path is None]
     batches = [missing[at :: -(-len(missing) // WHEELS_A_PIP)] for at in range(-(-len(missing) // WHEELS_A_PIP))]
-    bar = _Bar(progress, len(missing))
+    pips = _Pips(progress, len(missing))
     with ThreadPoolExecutor(PIPS_AT_ONCE) as pool:
-        running = [pool.submit(_fetch_batch, lock, batch, cache, bar) for batch in batches]
+        running = [pool.submit(_fetch_batch, lock, batch, cache, pips) for batch in batches]
         try:
             wait(running, return_when=FIRST_EXCEPTION)
             for one in running:
                 if one.done() and not one.cancelled():
                     found |= one.result()
         finally:
+            pips.stop()
             for one in running:
                 one.cancel()
     return [path for path in found.values() if path is not None]
 
 
-class _Bar:
-    """Adds up what the pips say: thousandths of wheels, because no lock knows their sizes."""
+class _Pips:
+    """Those that run. Adds up what they say: thousandths of wheels, because no lock knows their sizes."""
 
     def __init__(self, progress: Progress, wheels: int) -> None:
         self._progress, self._total = progress, wheels * _WHOLE
         self._parts: dict[object, int] = {}
         self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def started(self, pip: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.add(pip)
+            if self._stopped:
+                pip.terminate()
+
+    def ended(self, pip: subprocess.Popen[str]) -> None:
+        with self._lock:
+            self._running.discard(pip)
+
+    def stop(self) -> None:
+        """Ends them: somebody interrupted us, or one of them failed."""
+        with self._lock:
+            self._stopped = True
+            for pip in self._running:
+                pip.terminate()
 
     def show(self, who: object, part: int) -> None:
         with self._lock:
@@ -67,16 +87,16 @@ class _Bar:
             self._progress("fetching the wheels", sum(self._parts.values()), self._total)
 
 
-def _fetch_batch(lock: Lock, pins: list[Pin], cache: Cache, bar: _Bar) -> dict[Pin, Path]:
+def _fetch_batch(lock: Lock, pins: list[Pin], cache: Cache, pips: _Pips) -> dict[Pin, Path]:
     found: dict[Pin, Path] = {}
     with cache.scratch() as scratch:
-        _download(lock, pins, scratch, bar)
+        _download(lock, pins, scratch, pips)
         for pin in pins:
             wheels = list(_candidates(pin, scratch))
             if len(wheels) != 1 or file_sha256(wheels[0]) != pin.sha256:
                 raise Failed(f"{pin.requirement}: pip gave {[wheel.name for wheel in wheels] or 'nothing'}")
             found[pin] = wheels[0].replace(cache.wheels / wheels[0].name)
-    bar.show(pins[0], len(pins) * _WHOLE)
+    pips.show(pins[0], len(pins) * _WHOLE)
     return found
 
 
@@ -95,7 +115,7 @@ def _cached(pin: Pin, cache: Cache) -> Path | None:
     return next((path for path in _candidates(pin, cache.wheels) if file_sha256(path) == pin.sha256), None)
 
 
-def _download(lock: Lock, pins: list[Pin], into: Path, bar: _Bar) -> None:
+def _download(lock: Lock, pins: list[Pin], into: Path, pips: _Pips) -> None:
     """The lock's extra index is asked only when pip's own do not have it."""
     requirements = into / "requirements.txt"
     requirements.write_text("".join(f"{pin.requirement} --hash=sha256:{pin.sha256}\n" for pin in pins))
@@ -105,7 +125,7 @@ def _download(lock: Lock, pins: list[Pin], into: Path, bar: _Bar) -> None:
     ]
     said = ""
     for extra in [[]] if lock.extra_index is None else [[], ["--extra-index-url", lock.extra_index]]:
-        code, said = _run([*command, *extra], into / "stderr.txt", lambda part: bar.show(pins[0], part))
+        code, said = _run([*command, *extra], into / "stderr.txt", pips, pins[0])
         if code == 0:
             return
     raise Failed(f"pip cannot get the wheels of this release: {said[-1500:]}", hint="see the configuration of pip")
@@ -118,7 +138,7 @@ def _bar_option() -> list[str]:
     return ["--progress-bar", "raw" if known else "off"]
 
 
-def _run(command: list[str], errors: Path, show: Callable[[int], None]) -> tuple[int, str]:
+def _run(command: list[str], errors: Path, pips: _Pips, who: object) -> tuple[int, str]:
     """Exit status and what it said. An option in the environment is ignored by a pip that does not know it."""
     environment = {**os.environ, "PIP_RESUME_RETRIES": str(RESUMES), "PYTHONUNBUFFERED": "1"}
     whole, said = 0, ""
@@ -127,13 +147,15 @@ def _run(command: list[str], errors: Path, show: Callable[[int], None]) -> tuple
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
         ) as pip:
             assert pip.stdout is not None
+            pips.started(pip)
             for line in pip.stdout:
                 if bar := _BAR.fullmatch(line):
                     done, total = int(bar[1]), max(int(bar[2]), 1)
-                    show(whole * _WHOLE + done * _WHOLE // total)
+                    pips.show(who, whole * _WHOLE + done * _WHOLE // total)
                     whole += done == total
                 else:
                     said = said[-1500:] + line
+            pips.ended(pip)
         stderr.seek(0)
         return pip.returncode, stderr.read().strip() or said.strip()
 

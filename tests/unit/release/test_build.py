@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from ddtree_ops.release.trim import KEEP, TRIM, left_out_by
 
 from .wheelwright import lock_of, make_package, make_stub, make_wheel
 
+CHECKOUT = Path(__file__).parents[3]
 SITE = "venv/lib/python3.11/site-packages"
 REFERENCE = Target("reference", "3.11")
 
@@ -120,6 +124,37 @@ def test_a_cache_with_a_damaged_blob_builds_it_again(tmp_path: Path, damage: str
     victim.write_bytes(b"") if damage == "short" else victim.unlink()
     make(tmp_path)
     assert victim.read_bytes() == b"value = 7\n"
+
+
+def test_a_cache_that_cannot_be_written_is_a_failure_that_says_where(tmp_path: Path) -> None:
+    stub = make_stub(tmp_path / "index")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(Failed, match=r"cannot build below .*/file/cache: Not a directory"):
+        cache = Cache(tmp_path / "file/cache")
+        build(REFERENCE, cache=cache, package=make_package(tmp_path / "package"), lock=lock_of(stub))
+
+
+def test_a_full_disk_is_a_failure_and_leaves_no_file_behind(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    big = make_wheel_of_noise(cache.wheels)
+    program = (
+        "import resource, signal, sys; from pathlib import Path; sys.path.insert(0, sys.argv[3])\n"
+        "from ddtree_ops.release import *; from tests.unit.release.wheelwright import *\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "lock = lock_of(Path(sys.argv[2]))\n"
+        "build(Target('reference', '3.11'), cache=Cache(Path(sys.argv[1])), lock=lock, package=Path(sys.argv[4]))\n"
+    )
+    package = make_package(tmp_path / "package")
+    command = [sys.executable, "-c", program, str(cache.directory), str(big), str(CHECKOUT), str(package)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert re.search(r"Failed: cannot build below .*/cache: File too large", done.stderr), done.stderr
+    assert not list(cache.directory.glob("tmp-*"))
+    assert not (cache.directory / "releases").exists()
+
+
+def make_wheel_of_noise(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return make_wheel(directory, "noise", {"noise/x": os.urandom(300_000)})
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ from ddtree_ops.release.lock import Lock
 from .wheelwright import lock_of, make_wheel
 
 PIP = tuple(int(part) for part in importlib.metadata.version("pip").split(".")[:2])
+CHECKOUT = Path(__file__).parents[3]
 NOISE = b"".join(hashlib.sha256(b"%d" % n).digest() for n in range(60_000))  # 1.9 MB that do not deflate
 
 
@@ -146,6 +150,28 @@ def test_what_the_index_does_not_have_as_pinned_is_refused(index: Index, tmp_pat
     with pytest.raises(Failed, match=r"No matching distribution found for pkg==1\.0"):
         fetch(lock, Cache(tmp_path / "cache"))
     assert not list((tmp_path / "cache/wheels").iterdir())
+
+
+def test_an_interrupted_fetch_ends_its_pips_and_leaves_nothing_half_made(index: Index, tmp_path: Path) -> None:
+    wheel = make_wheel(index.directory, "pkg", {"pkg/x": b"1"})
+    index.delay = 60
+    program = (
+        "import sys; from pathlib import Path; from ddtree_ops.release.cache import Cache\n"
+        "from ddtree_ops.release.fetch import fetch; from tests.unit.release.wheelwright import lock_of\n"
+        "fetch(lock_of(Path(sys.argv[1])), Cache(Path(sys.argv[2])))\n"
+    )
+    cache = tmp_path / "cache"
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, str(wheel), str(cache)], cwd=CHECKOUT, stderr=subprocess.PIPE, text=True
+    )
+    until = time.monotonic() + 60
+    while not index.now and time.monotonic() < until:
+        time.sleep(0.05)
+    assert index.now, "pip has not asked for the wheel"
+    client.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in client.communicate(timeout=30)[1]
+    assert not list(cache.glob("tmp-*"))
+    assert not list((cache / "wheels").iterdir())
 
 
 def test_no_pins_need_no_pip(tmp_path: Path) -> None:
