@@ -134,8 +134,10 @@ def edit(wheel: Stock, patchset: PatchSet, tree: Path) -> list[str]:
 def _write(tree: Path, files: dict[str, bytes], programs: frozenset[str] = frozenset()) -> None:
     for path, content in files.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        new = not (tree / path).exists()
         (tree / path).write_bytes(content)
-        (tree / path).chmod(0o755 if path in programs else (tree / path).stat().st_mode & 0o755 | 0o644)
+        if new:
+            (tree / path).chmod(0o755 if path in programs else 0o644)
 
 
 def is_stock(git: Git, commit: str, wheel: Stock) -> bool:
