@@ -133,8 +133,8 @@ def _faults(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [one for one in outcomes if one.section == "faults"]
     for one in rows:
         by = set(one.caught_by)
-        if one.fault in replayed and replayed[one.fault].kind == Kind.FAIL:
-            by.add("replay")
+        if one.fault in replayed:
+            by |= {"replay"} & set(replayed[one.fault].caught_by)
         for column in by:
             total[column] += 1
         lines.append(f"| {one.fault} | {one.kind} | " + " | ".join("x" if c in by else "" for c in COLUMNS) + " |")
