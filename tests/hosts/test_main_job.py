@@ -158,6 +158,9 @@ def test_two_hosts_from_nothing_to_rollback(fresh: tuple[TestHost, TestHost], tm
 
     # what deploy committed is what runs: nothing new
     before = workspace.commits()
+    # what verify-exactness said is kept, once; then there is nothing new
+    kept = workspace.json("snapshot", "--host", "all")["hosts"]
+    assert all(entry["commit"] for entry in kept)
     assert [entry["commit"] for entry in workspace.json("snapshot", "--host", "all")["hosts"]] == [None, None]
     assert workspace.commits() == before
 
