@@ -196,9 +196,11 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
     sent = 0
     if not seen.release_installed:
         release = build_release(deployment, ui)
-        report = ship(session.agent, release, lambda done, total: ui.progress("sending the release", done, total))
+        report = ship(session, release, lambda done, total: ui.progress("sending the release", done, total), ui.warn)
         sent = report.bytes_sent
         ui.step(f"release {release.id} installed on {plan.host} ({report.files} files, {sent} bytes sent)")
+        for warning in report.warnings:
+            ui.warn(warning)
     sealed = seal(
         plan,
         deployment,

@@ -46,6 +46,8 @@ def as_error(error: BaseException) -> HostError:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return HostError("disk-full", f"no space left: {error.filename or error}")
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return HostError("refused", f"read-only file system: {error.filename or error}")
     return HostError("failed", f"{type(error).__name__}: {error}")
 
 
