@@ -53,6 +53,7 @@ DEFAULTS: dict[str, Any] = {
         "max_new_tokens": 128,
         "prompts": None,
         "time_limit_s": 900,
+        "methods": [],
     },
 }
 # What the engine decides when nobody says otherwise. SGLang's tree mask is written by its Triton backend only.
