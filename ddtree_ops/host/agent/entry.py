@@ -12,6 +12,7 @@ from .applier import Applier
 from .base import JSON, NAME, HostError, absolute, as_error, named, safe
 from .engine import supervise
 from .facts import collect, generation, history, logs, probe, status
+from .keeping import prune, releases
 from .releases import install, missing
 from .service import Service
 from .store import receive, staged
@@ -20,6 +21,7 @@ from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock
 VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "probe": probe, "status": status, "history": history, "generation": generation, "logs": logs, "collect": collect,
     "bootstrap": bootstrap, "missing": missing, "staged": staged, "install": install,
+    "releases": releases, "prune": prune,
     "apply": apply, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
     "stop": power, "start": power, "restart": power,
 }  # fmt: skip
