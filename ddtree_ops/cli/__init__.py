@@ -43,6 +43,7 @@ def main() -> None:
         logs,
         plan,
         power,
+        releases,
         render,
         rollback,
         snapshot,

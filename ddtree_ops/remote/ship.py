@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ..errors import Failed, Unreachable
 from .agent import Agent
 from .local import LocalTransport
+from .transport import Transport
 
 T = TypeVar("T")
 #: progress(done, total), in bytes of content.
@@ -102,6 +103,11 @@ def ship(
     return _Shipment(link, release, progress, warn, waits).run()
 
 
+def staging_of(transport: Transport) -> str | None:
+    """The directory on the host that blobs arrive in, kept: what is in it is not sent again. None: this machine."""
+    return None if isinstance(transport, LocalTransport) else f"/var/tmp/ddtree-staging-{transport.user}"
+
+
 def remaining(wanted: Mapping[str, int], complete: Sequence[str], partial: Mapping[str, int]) -> list[Piece]:
     """What is still to be sent of ``wanted`` (sha256 -> size), begun ones first, then from small to large."""
     done = set(complete)
@@ -174,9 +180,7 @@ class _Shipment:
 
     @property
     def _staging(self) -> str | None:
-        """The directory on the host that blobs arrive in, kept: what is in it is not sent again. None: this machine."""
-        transport = self._link.agent.transport
-        return None if isinstance(transport, LocalTransport) else f"/var/tmp/ddtree-staging-{transport.user}"
+        return staging_of(self._link.agent.transport)
 
     def _call(self, verb: str, **fields: Any) -> dict[str, Any]:
         return self._link.agent.call(verb, manifest=self._release.manifest, **fields)

@@ -36,6 +36,8 @@ COMMANDS = [
     "verify-exactness",
     "snapshot",
     "history",
+    "releases",
+    "prune",
     "stop",
     "start",
     "restart",
