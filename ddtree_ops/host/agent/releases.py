@@ -18,6 +18,7 @@ from .manifest import Manifest
 from .service import Service
 from .store import has_blob, ingest, staging_facts
 
+BLOCK = 4096
 RESERVED = 32 << 20  # bytes left free beside what a release needs
 
 
@@ -47,7 +48,8 @@ def require_room(root: Path, staging: Path | None, manifest: Manifest, lacking: 
     arriving = sum(manifest.blobs[sha] for sha in lacking)
     here = sum(manifest.blobs[sha] for sha in there["complete"] if sha in manifest.blobs)
     here += sum(size for sha, size in there["partial"].items() if sha in manifest.blobs)
-    release = sum(size for _, size, _ in manifest.files.values()) * 5 // 4 + RESERVED
+    blocks = sum(-(-size // BLOCK) for _, size, _ in manifest.files.values())
+    release = blocks * BLOCK * 5 // 4 + len(manifest.files) * BLOCK + RESERVED
     needs: dict[Path, int] = {root: arriving + release}
     if staging is not None:
         needs[staging] = max(0, arriving - here)
