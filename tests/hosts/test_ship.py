@@ -112,7 +112,8 @@ def test_ten_cuts_on_a_slow_link_cost_less_than_a_tenth(line: Line, testhost: Te
     plain = on_the_wire(release)
     moments = sorted(dice.uniform(0.02, 0.98) for _ in range(10))
     accidents = [dice.choice(["short", "long", "broken"]) for _ in moments]
-    done_now, told, stop = [0], [], threading.Event()
+    done_now, stop = [0], threading.Event()
+    told: list[str] = []
 
     def trouble() -> None:
         for moment, how in zip(moments, accidents, strict=True):

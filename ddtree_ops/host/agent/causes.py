@@ -12,7 +12,7 @@ CAUSES = (
     (r"(?P<a>[\w./+-]+\.so[\w.]*): undefined symbol: (?P<b>\w+)",
      "undefined symbol {b} in {a}: it was built against another torch, CUDA or C++ ABI than what is beside it; "
      "torch, triton and the kernels must be pinned together"),
-    (r"version `(?P<a>\w+)' not found \(required by (?P<b>[^)]+)\)",
+    (r"version `(?P<a>[\w.]+)' not found \(required by (?P<b>[^)]+)\)",
      "this host's libraries are older than {b} was built for: it needs {a}"),
     (r"no kernel image is available|cudaErrorNoKernelImageForDevice|(?P<a>[Cc]ould not load any common_ops library)",
      "missing arch: the kernels were not built for this GPU"),
