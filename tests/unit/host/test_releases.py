@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,55 @@ def test_no_room_is_told_before_anything_is_sent(box: Box) -> None:
     with pytest.raises(Refused, match=r"needs \d+ MiB, \d+ MiB are free at") as refused:
         box.call("missing", manifest=huge, staging="/var/tmp/ddtree-staging-nobody")
     assert refused.value.kind == "disk-full"
+
+
+def test_what_the_host_provides_comes_after_the_releases_own(box: Box, tmp_path: Path) -> None:
+    """By a .pth with the interpreter's directories; installed.json says which."""
+    provided = {"msgspec": metadata.version("msgspec")}
+    wanted = manifest({f"{PACKAGES}/thing.py": MODULE, f"{PACKAGES}/yaml.py": b"own = True\n"})
+    wanted["requires"]["provided"] = provided
+    wanted["smoke"] = ["import thing", "import msgspec"]
+    assert install(box, tmp_path, wanted, MODULE, b"own = True\n")["installed"]
+    home = box.root / "releases" / wanted["id"]
+    told = json.loads((home / "installed.json").read_text())
+    assert told["provided"] == provided
+    assert str(Path(metadata.distribution("msgspec").locate_file(""))) in told["directories"]
+    ask = [home / "venv/bin/python", "-I", "-c", "import yaml, msgspec; print(yaml.own)"]
+    assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "fails"),
+    [
+        ("algorithm DDTREE", None),
+        ("algorithm DFLASH", "Unknown speculative algorithm name: DFLASH"),
+        ("flag --speculative-ddtree-budget", None),
+        ("flag --speculative-ddtree", "does not know the flag --speculative-ddtree"),
+    ],
+)
+def test_a_patched_sglang_proves_its_algorithm_and_flags(
+    box: Box, tmp_path: Path, line: str, fails: str | None
+) -> None:
+    """As SGLang 0.5.17 has them: spec_info.SpeculativeAlgorithm.from_string, ServerArgs.add_cli_args."""
+    spec = b"""\
+class SpeculativeAlgorithm:
+    @classmethod
+    def from_string(cls, name):
+        if name != "DDTREE":
+            raise ValueError(f"Unknown speculative algorithm name: {name}")
+"""
+    args = b"""\
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-ddtree-budget", type=int)
+"""
+    srt = f"{PACKAGES}/sglang/srt"
+    files = {f"{srt}/speculative/spec_info.py": spec, f"{srt}/server_args.py": args}
+    wanted = manifest(files, smoke=[line])
+    if fails is None:
+        assert install(box, tmp_path, wanted, spec, args)["installed"]
+        return
+    with pytest.raises(Refused, match=fails):
+        install(box, tmp_path, wanted, spec, args)
+    assert nothing_left(box)
