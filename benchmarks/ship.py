@@ -67,9 +67,10 @@ def describe(release: Release) -> str:
     return f"release {release.id}: {len(files)} files, {sum(file['size'] for file in files) / MB:.0f} MB"
 
 
-def variant(release: Release, path: str, content: bytes) -> Release:
-    """The release with one file of other content, as a patch would make it."""
-    sha256, size = release.cache.add_blob([content])
+def variant(release: Release, path: str, more: bytes) -> Release:
+    """The release with something appended to one file, as a patch would make it."""
+    (entry,) = (file for file in release.manifest["files"] if file["path"].endswith(path))
+    sha256, size = release.cache.add_blob([release.blob(entry["sha256"]).read_bytes(), more])
     changed = {"sha256": sha256, "size": size}
     files = [{**file, **changed} if file["path"].endswith(path) else file for file in release.manifest["files"]]
     release_id = f"{int(release.id, 16) ^ 1:016x}"
@@ -92,7 +93,7 @@ def cycle(lab: Lab) -> None:
 
     timed("first, ship and install", release)
     timed("the same again", release)
-    timed("after a one-line change", variant(release, "ddtree_ops/engine/tree.py", b"CHANGED = True\n"))
+    timed("after a one-line change", variant(release, "ddtree_ops/engine/tree.py", b"# changed\n"))
 
 
 def cuts(lab: Lab) -> None:
@@ -147,10 +148,13 @@ from ddtree_ops.cli import deploy
 from ddtree_ops.deploy import run
 from ddtree_ops.release import Cache, Release
 from ddtree_ops.remote import Agent, connect, ship
+from tests.unit.remote.endpoint import Entry
 
 class Link:
     transport = connect(Entry(**json.loads(sys.argv[1])))
     agent = Agent(transport, "/opt/ddtree", "svc", "systemd")
+    def beside(self):
+        return connect(Entry(**json.loads(sys.argv[1])))
     def reconnect(self):
         raise AssertionError("nothing cuts this link")
 

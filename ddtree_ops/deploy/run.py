@@ -93,6 +93,10 @@ class Session:
         self.transport.close()
         self._use(connect(self.deployment.host))
 
+    def beside(self) -> Transport:
+        """One more connection to the host, for the caller to close. Raises Unreachable."""
+        return connect(self.deployment.host)
+
     def __enter__(self) -> Session:
         return self
 

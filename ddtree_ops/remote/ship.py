@@ -12,9 +12,11 @@ import itertools
 import os
 import shutil
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -33,6 +35,9 @@ LEVEL = 4  # results/ship/levels.txt: a tenth less than level 1 for a third more
 RECEIVE_TIMEOUT_S = 6 * 3600
 INSTALL_TIMEOUT_S = 3600
 LIST_TIMEOUT_S = 120
+#: results/ship/connections.txt: one connection fills 100 Mbit/s and no more; four are twice as fast on a faster link.
+CONNECTIONS = 4
+SEVERAL_FROM = 64 << 20  # bytes of content: below that the dialling eats what it brings
 #: Waits before dialling again, in seconds; a try that brought bytes to the host starts over.
 WAITS_S = (1, 2, 4, 8, 15)
 # Reads the agent from the head of stdin and lets it read the stream behind it: nothing is left on the host.
@@ -78,6 +83,9 @@ class Link(Protocol):
     def reconnect(self) -> None:
         """Raises Unreachable."""
 
+    def beside(self) -> Transport:
+        """One more connection to the same host, for the caller to close. Raises Unreachable."""
+
 
 class Piece(NamedTuple):
     """A blob, or what is left of it from ``offset`` on."""
@@ -117,6 +125,18 @@ def remaining(wanted: Mapping[str, int], complete: Sequence[str], partial: Mappi
             held = partial.get(sha256, 0)
             pieces.append(Piece(sha256, held if held <= size else 0, size))
     return sorted(pieces, key=lambda piece: (piece.offset == 0, piece.size, piece.sha256))
+
+
+def lots_of(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
+    """The pieces in ``count`` lots of about as many bytes, each in the order they were in."""
+    lots: list[list[Piece]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for piece in sorted(pieces, key=lambda piece: piece.offset - piece.size):
+        lightest = loads.index(min(loads))
+        lots[lightest].append(piece)
+        loads[lightest] += piece.size - piece.offset
+    order = {piece: n for n, piece in enumerate(pieces)}
+    return [sorted(lot, key=order.__getitem__) for lot in lots]
 
 
 def stream(pieces: Sequence[Piece], blob: Callable[[str], Path], told: Callable[[int], None]) -> Iterator[bytes]:
@@ -244,24 +264,53 @@ class _Shipment:
                 there = None
 
     def _send(self, staging: str, pieces: list[Piece], done: int, total: int) -> list[str]:
-        agent = self._link.agent
-        source = zlib.compress(agent.source.encode())
+        """Send the pieces, over several connections where there is much; the blobs that arrived wrong."""
+        counting = threading.Lock()
 
         def told(size: int) -> None:
             nonlocal done
-            done += size
-            self._progress(done, total)
+            with counting:
+                done += size
+                self._progress(done, total)
+
+        def sent(size: int) -> None:
+            with counting:
+                self._sent += size
+
+        with contextlib.ExitStack() as stack:
+            # Left last: when one lot fails, the other connections are closed first, which ends their sending.
+            pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
+            transports = [self._link.agent.transport]
+            if sum(piece.size - piece.offset for piece in pieces) >= SEVERAL_FROM:
+                with contextlib.suppress(Unreachable):  # a host that takes no more gets it over fewer
+                    while len(transports) < CONNECTIONS:
+                        transports.append(stack.enter_context(self._link.beside()))
+            send = partial(self._send_lot, staging, told=told, sent=sent)
+            first, *lots = lots_of(pieces, len(transports))
+            futures = [pool.submit(send, transport, lot) for transport, lot in zip(transports[1:], lots, strict=True)]
+            wrong = send(transports[0], first)
+            return [*wrong, *(sha256 for future in futures for sha256 in future.result())]
+
+    def _send_lot(
+        self,
+        staging: str,
+        transport: Transport,
+        pieces: list[Piece],
+        told: Callable[[int], None],
+        sent: Callable[[int], None],
+    ) -> list[str]:
+        agent = self._link.agent
+        source = zlib.compress(agent.source.encode())
 
         def feed() -> Iterator[bytes]:
             for chunk in itertools.chain([source], stream(pieces, self._release.blob, told)):
                 for at in range(0, len(chunk), SLICE):  # so that little counts as sent that never left
-                    self._sent += len(chunk[at : at + SLICE])
+                    sent(len(chunk[at : at + SLICE]))
                     yield chunk[at : at + SLICE]
 
         argv = ["python3", "-I", "-c", RECEIVE, str(len(source)), staging]
-        result = agent.transport.run(argv, stdin=feed(), timeout=RECEIVE_TIMEOUT_S)
-        wrong: list[str] = agent.reply("receive", result)["wrong"]
-        return [sha256 for sha256 in wrong if sha256 in self._sizes]
+        reply = agent.reply("receive", transport.run(argv, stdin=feed(), timeout=RECEIVE_TIMEOUT_S))
+        return [sha256 for sha256 in reply["wrong"] if sha256 in self._sizes]
 
     @contextlib.contextmanager
     def _offered(self, missing: list[str]) -> Iterator[str | None]:

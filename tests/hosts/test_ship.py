@@ -14,7 +14,7 @@ import pytest
 
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Cache, Release, build
-from ddtree_ops.remote import Agent, connect, ship
+from ddtree_ops.remote import Agent, Transport, connect, ship
 from ddtree_ops.remote.ship import remaining, stream
 
 from ..unit.release.test_build import make
@@ -35,6 +35,9 @@ class Line:
     def reconnect(self) -> None:
         self.transport = connect(self.entry)
         self.agent = Agent(self.transport, ROOT, "svc", "systemd")
+
+    def beside(self) -> Transport:
+        return connect(self.entry)
 
 
 @pytest.fixture(params=["root", "deploy"])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Release
-from ddtree_ops.remote import Agent, Result, connect, ship
-from ddtree_ops.remote.ship import Piece, remaining, stream
+from ddtree_ops.remote import Agent, Result, Transport, connect, ship
+from ddtree_ops.remote.ship import CONNECTIONS, SLICE, Piece, lots_of, remaining, stream
 
 from ..release.test_build import make
 from .endpoint import Entry
@@ -36,6 +38,9 @@ class Here:
     def reconnect(self) -> None:
         raise AssertionError("there is no link to lose")
 
+    def beside(self) -> Transport:
+        raise AssertionError("nothing is sent")
+
 
 class Afar:
     """This machine behind a link that is cut at the given bytes of the stream: a command's pipes break there."""
@@ -47,6 +52,7 @@ class Afar:
         self.cuts, self.away = list(cuts), away
         self.sent = 0
         self.verbs: list[str] = []
+        self.more, self.others, self.other_cuts = 0, list[Afar](), list[tuple[int, ...]]()
         self.agent = Agent(self, str(root), "svc", "process")  # type: ignore[arg-type]
 
     def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes] = b"", **more: object) -> Result:
@@ -75,6 +81,20 @@ class Afar:
         if self.away:
             self.away -= 1
             raise Unreachable("afar: no connection")
+
+    def beside(self) -> Transport:
+        if self.more == 0:
+            raise Unreachable("afar: no more connections")
+        self.more -= 1
+        other = Afar(self._root, self.other_cuts.pop(0) if self.other_cuts else ())
+        self.others.append(other)
+        return other  # type: ignore[return-value]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Its commands end by themselves."""
 
 
 @pytest.fixture
@@ -221,3 +241,30 @@ def test_what_remains_is_sent_from_its_byte_on() -> None:
         *[("b", 4, 5), ("c", 7, 7)],
         *[("d", 0, 0), ("e", 0, 3)],
     ]
+
+
+@pytest.mark.parametrize("more", [0, 1, 9])
+def test_much_goes_over_several_connections(
+    release: Release, afar: Callable[..., Afar], more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the host takes; a cut of one of them is like any other cut."""
+    monkeypatch.setattr(sys.modules["ddtree_ops.remote.ship"], "SEVERAL_FROM", 5 << 20)
+    link = afar()
+    link.more, link.other_cuts = more, [(1_500_000,)]
+    whole = with_noise(release, *[1 << 20] * 8)
+    report = ship(link, whole, waits=WAITS)
+    assert min(more, CONNECTIONS - 1) <= len(link.others) <= more
+    assert report.cuts == min(more, 1)
+    arrived = link.sent + sum(other.sent for other in link.others)
+    assert arrived <= report.bytes_sent < arrived + SLICE * max(1, report.cuts)
+    assert all(other.sent > 1 << 20 for other in link.others[: CONNECTIONS - 1])
+    assert (link._root / "releases" / whole.id / "installed.json").is_file()
+
+
+def test_lots_are_of_one_weight_and_keep_their_order() -> None:
+    pieces = [Piece("begun", 90, 100), *(Piece(f"{n}", 0, n) for n in (1, 2, 3, 50, 60, 100))]
+    lots = lots_of(pieces, 2)
+    assert sorted(piece for lot in lots for piece in lot) == sorted(pieces)
+    assert [sum(piece.size - piece.offset for piece in lot) for lot in lots] == [113, 113]
+    assert all(lot == sorted(lot, key=pieces.index) for lot in lots)
+    assert lots_of(pieces, 1) == [pieces]
