@@ -1,5 +1,6 @@
 # make demo    the whole story on this machine, no GPU, no root
 # make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root)
+# make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH := torch==2.13.0+cpu
 # where PyTorch publishes its CPU builds; asked only when pip's own index does not have one
@@ -8,7 +9,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean gate-report
 demo: .venv-demo/ready
 	.venv-demo/bin/ddtree build --engine reference
 	.venv-demo/bin/ddtree demo
@@ -35,6 +36,9 @@ lint: .venv/ready
 	.venv/bin/pip install -q "$(TORCH)" || .venv/bin/pip install -q --extra-index-url $(TORCH_INDEX) "$(TORCH)"
 	.venv/bin/pip install -q -e '.[reference,dev]'
 	touch $@
+
+gate-report: .venv/ready
+	.venv/bin/python -m tests.detector --out results/gate
 
 clean:
 	rm -rf .venv .venv-demo .local .mypy_cache .ruff_cache .pytest_cache .hypothesis
