@@ -21,6 +21,7 @@ KINDS: dict[str, type[DdtreeError]] = {
     "refused": Failed,
     "failed": Failed,
     "stuck": NeedsHand,
+    "cut": Unreachable,  # the link held, and yet nothing came: a sender that slept
 }
 
 

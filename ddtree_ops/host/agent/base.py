@@ -33,7 +33,7 @@ SETTLE_S = 2.0  # without health facts, active for so long counts as healthy
 
 
 class HostError(Exception):
-    """What the client is told. Kinds: usage, moved, locked, disk-full, refused, failed, stuck."""
+    """What the client is told. Kinds: usage, moved, locked, disk-full, refused, failed, stuck, cut."""
 
     def __init__(self, kind: str, message: str, **more: Any) -> None:
         super().__init__(message)

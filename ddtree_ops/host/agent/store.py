@@ -138,17 +138,17 @@ class Inflated:
         self._fd, self._inflate, self._ready = fd, zlib.decompressobj(16 + zlib.MAX_WBITS), b""
 
     def some(self, limit: int) -> bytes:
-        """At least one byte and at most ``limit``; b"" at the good end. Failed when it was cut or is damaged."""
+        """At least one byte and at most ``limit``; b"" at the good end. Raises cut, or failed when it is damaged."""
         while not self._ready:
             if self._inflate.eof:
                 return b""
             data = self._inflate.unconsumed_tail
             if not data:
                 if not select.select([self._fd], [], [], IDLE_S)[0]:
-                    raise HostError("failed", f"no byte came for {IDLE_S:g} s: the link is taken for dead")
+                    raise HostError("cut", f"no byte came for {IDLE_S:g} s: the link is taken for dead")
                 data = os.read(self._fd, CHUNK)
                 if not data:
-                    raise HostError("failed", "the stream was cut")
+                    raise HostError("cut", "the stream was cut")
             try:
                 self._ready = self._inflate.decompress(data, 1 << 20)
             except zlib.error as error:
@@ -203,7 +203,7 @@ def receive_blob(stream: Inflated, directory: int, sha: str, offset: int, length
             while left:
                 chunk = stream.some(min(left, CHUNK))
                 if not chunk:
-                    raise HostError("failed", "the stream ends inside a blob")
+                    raise HostError("refused", "the stream ends inside a blob")
                 state.update(chunk)
                 view = memoryview(chunk)
                 while view:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -167,6 +168,25 @@ def test_cuts_that_bring_nothing_are_bounded(release: Release, afar: Callable[..
     with pytest.raises(Unreachable):
         ship(link, release, waits=WAITS)
     assert link.verbs.count("receive") == len(WAITS) + 1
+
+
+def test_a_sender_that_slept_goes_on(release: Release, afar: Callable[..., Afar]) -> None:
+    """The link held, but the host took the silence for its end: that is no failure."""
+    link = afar()
+    assert "\nIDLE_S = 12.0" in link.agent.source
+    link.agent.source = link.agent.source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 0.2")
+    slept: list[str] = []
+
+    class Sleepy:
+        manifest = release.manifest
+
+        def blob(self, sha256: str) -> Path:
+            if len(slept) == 2:
+                time.sleep(8)  # longer than a loaded machine takes to start the receiver
+            slept.append(sha256)
+            return release.blob(sha256)
+
+    assert ship(link, Sleepy(), waits=WAITS).cuts == 1
 
 
 class Spoilt:
