@@ -174,7 +174,7 @@ def test_a_sender_that_slept_goes_on(release: Release, afar: Callable[..., Afar]
     """The link held, but the host took the silence for its end: that is no failure."""
     link = afar()
     assert "\nIDLE_S = 12.0" in link.agent.source
-    link.agent.source = link.agent.source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 0.2")
+    link.agent.source = link.agent.source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 1.0")
     slept: list[str] = []
 
     class Sleepy:
@@ -186,7 +186,7 @@ def test_a_sender_that_slept_goes_on(release: Release, afar: Callable[..., Afar]
             slept.append(sha256)
             return release.blob(sha256)
 
-    assert ship(link, Sleepy(), waits=WAITS).cuts == 1
+    assert ship(link, Sleepy(), waits=WAITS).cuts >= 1
 
 
 class Spoilt:
