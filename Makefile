@@ -38,3 +38,8 @@ lint: .venv/ready
 
 clean:
 	rm -rf .venv .venv-demo .local .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# releases built twice in two places and compared byte for byte, the patches over the real SGLang, the slim sm_90 release
+.PHONY: release-check
+release-check: .venv/ready
+	.venv/bin/python tests/release/check.py

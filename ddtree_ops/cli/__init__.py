@@ -41,6 +41,7 @@ def main() -> None:
         hosts,
         init,
         logs,
+        patch,
         plan,
         power,
         render,

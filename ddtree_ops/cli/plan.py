@@ -62,7 +62,7 @@ def show(screen: Screen, made: Plan, seen: Facts) -> None:
         screen.say(f"  * {reason}")
     for line in made.drift:
         screen.say(f"  ! drift: {line}", "yellow")
-    if not seen.release_installed:
+    if made.release not in seen.releases_installed:
         screen.say("  * the release is not on the host: what its store lacks is sent")
     for note in made.notes:
         screen.say(f"  - {note}")

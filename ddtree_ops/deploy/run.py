@@ -12,6 +12,7 @@ import secrets
 import socket
 import subprocess
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import msgspec
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.attend import Attendance, Ui
 from ddtree_ops.deploy.facts import Facts, System, facts
+from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import preflight, prove, stored
 from ddtree_ops.deploy.plan import (
@@ -36,7 +38,7 @@ from ddtree_ops.deploy.plan import (
 from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Profile, profile_from_json
-from ddtree_ops.release import Release, build, release_id
+from ddtree_ops.release import build
 from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.ship import ship
 from ddtree_ops.remote.transport import Transport, connect
@@ -99,20 +101,21 @@ class Session:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.transport.close()
 
-    def probe(self, release: str | None = None) -> Facts:
-        """One round trip, no write."""
+    def probe(self, releases: Collection[str] = ()) -> Facts:
+        """One round trip, no write. ``releases``: ids to ask for."""
         reply = self.agent.call(
             "probe",
             model_paths=model_paths(self.deployment),
-            release=release,
+            releases=sorted(releases),
             port=self.deployment.service.port,
         )
         return facts(reply)
 
     def plan(self, options: Options) -> tuple[Plan, Facts]:
-        """Probe and compare; touches nothing."""
-        wanted = release_id(self.deployment.profile.engine, arch=self.deployment.host.gpus.arch)
-        seen = self.probe(wanted)
+        """Probe and compare; touches nothing. Raises Failed for a host that no release of the profile's base fits."""
+        ids = release_ids(self.deployment)
+        seen = self.probe(ids.values())
+        wanted = ids[fitting(self.deployment, seen.system).python]
         plan = make_plan(
             self.deployment,
             wanted,
@@ -194,8 +197,8 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
     preflight(session.transport, deployment.profile, deployment.workspace_path)
     bootstrap(session, seen, ui)
     sent = 0
-    if not seen.release_installed:
-        release = build_release(deployment, ui)
+    if plan.release not in seen.releases_installed:
+        release = build(fitting(deployment, seen.system), progress=ui.progress)
         report = ship(session.agent, release, lambda done, total: ui.progress("sending the release", done, total))
         sent = report.bytes_sent
         ui.step(f"release {release.id} installed on {plan.host} ({report.files} files, {sent} bytes sent)")
@@ -288,15 +291,6 @@ def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
         return
     ui.step("installing ddtree-host")
     session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())
-
-
-def build_release(deployment: Deployment, ui: Ui) -> Release:
-    """The profile's release, from the cache or built now."""
-    return build(
-        deployment.profile.engine,
-        arch=deployment.host.gpus.arch,
-        progress=ui.progress,
-    )
 
 
 def new_txn() -> str:

@@ -186,7 +186,7 @@ def install(service: Service, request: JSON) -> JSON:
     root, requires = service.root, member(manifest, "requires", dict)
     if installed(root, release):
         return {"installed": release, "already": True}
-    if manifest.get("format") != 1:
+    if manifest.get("format") != 2:
         raise HostError("usage", f"manifest format {manifest.get('format')!r} is not known here")
     smoke = member(manifest, "smoke", list)
     for line in smoke:

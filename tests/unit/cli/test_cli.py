@@ -27,6 +27,7 @@ COMMANDS = [
     "demo",
     "hosts",
     "build",
+    "patch",
     "render",
     "plan",
     "deploy",

@@ -51,7 +51,7 @@ def receive(staging: Path, stream: bytes) -> dict[str, Any]:
 def manifest(files: dict[str, bytes], **more: Any) -> dict[str, Any]:
     rows = [{"path": path, "sha256": sha(data), "size": len(data), "mode": 0o644} for path, data in files.items()]
     fit = {"python": VERSION, "machine": os.uname().machine, "glibc": "2.17"}
-    base = {"format": 1, "id": "ab" * 8, "files": rows, "requires": fit, "smoke": ["import thing"]}
+    base = {"format": 2, "id": "ab" * 8, "files": rows, "requires": fit, "smoke": ["import thing"]}
     return {**base, **more}
 
 
@@ -80,7 +80,8 @@ def test_blobs_become_a_release(box: Box, tmp_path: Path) -> None:
     assert (release / f"{PACKAGES}/thing.py").stat().st_mode & 0o222 == 0
     assert (release / f"{PACKAGES}/thing.py").stat().st_nlink == 1
     assert not any(b".tmp-" in path.read_bytes() for path in release.rglob("*.pyc"))
-    assert box.call("probe", release=wanted["id"])["release_installed"]
+    asked = ["0" * 16, wanted["id"]]
+    assert box.call("probe", releases=asked)["releases_installed"] == [wanted["id"]]
     assert {path.name for path in (box.root / "releases").iterdir()} == {wanted["id"], ".lock"}
 
 
@@ -108,7 +109,7 @@ def test_a_manifest_that_leaves_its_release_is_refused(box: Box, tmp_path: Path,
         ({"requires": {"python": VERSION, "glibc": "99.0"}}, "needs glibc 99.0"),
         ({"smoke": ["import os; os.system('x')"]}, "smoke"),
         ({"smoke": ["import nothing_like_it"]}, "cannot be imported"),
-        ({"format": 2}, "format 2"),
+        ({"format": 1}, "format 1"),
     ],
 )
 def test_a_release_that_does_not_fit_is_refused(box: Box, tmp_path: Path, change: dict[str, Any], reason: str) -> None:
