@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import Any
-
+from typing import Any, ClassVar
 
 #: absent, and called while SGLang is being imported: the standard library's nearest
 LIKE: dict[str, ModuleType] = {"dill": pickle, "uvloop": ModuleType("uvloop")}
@@ -72,7 +71,7 @@ def _inert(name: str) -> type:
 
 
 class _Module(ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     __version__ = "0"
 

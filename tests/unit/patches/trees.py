@@ -1,7 +1,7 @@
 """SGLang 0.5.17 as released and as patched here, and a Python that has imported one of them.
 
-Both cannot be imported into one Python, and neither should be into pytest's: each tree gets a child, which lives as long
-as the tests need it, since an import of SGLang takes seconds. A test asks it to run a function of ``inside_*.py``.
+Both cannot be imported into one Python, and neither should be into pytest's: each tree gets a child, which lives as
+long as the tests need it, since an import of SGLang takes seconds. A test asks it to run a function of ``inside_*.py``.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddtree_ops.data import data_dir
 from ddtree_ops.release.cache import Cache
-from ddtree_ops.release.lock import parse_lock
-from ddtree_ops.release.wheels import fetch, members
+from ddtree_ops.release.patchset import load_patchset
+from ddtree_ops.release.workflow import stock
 
 ROOT = Path(__file__).parents[3]
-PATCHES = data_dir("patches") / "sglang-0.5.17"
+BASE = "sglang-0.5.17"
 
 
 class RaisedThereError(Exception):
@@ -75,29 +73,28 @@ class Tree:
 
 
 def stock_tree(directory: Path) -> Path:
-    """SGLang's Python files of the wheel that tests/gpu's lock pins, from the cache or by pip."""
-    lock = parse_lock(ROOT.joinpath("tests", "gpu", "wheels.lock").read_text(), "wheels.lock")
-    lock = replace(lock, pins=tuple(pin for pin in lock.pins if pin.name == "sglang"))
-    (wheel,) = fetch(lock, Cache())
-    with zipfile.ZipFile(wheel) as archive:
-        for member in members(wheel):
-            if member.path.startswith("sglang/") and "multimodal_gen" not in member.path and "/test/" not in member.path:
-                archive.extract(member.name, directory)
+    """SGLang's files of the released wheel (22 MB), from the cache or by pip. Raises Failed with what pip says."""
+    for path, content in stock(BASE, "3.12", Cache()).files.items():
+        if path.startswith("sglang/") and not path.startswith("sglang/multimodal_gen/"):
+            _write(directory / path, content)
     return directory
 
 
-def patched_tree(stock: Path, directory: Path) -> Path:
-    """The same after the series, strictly applied."""
-    shutil.copytree(stock, directory, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in PATCHES.joinpath("series").read_text().split():
-        text = PATCHES.joinpath(name).read_text()
-        for line in text.splitlines():
-            if line.startswith("--- a/"):
-                file = directory / line.removeprefix("--- a/")
-                content = file.read_bytes()
-                file.unlink()
-                file.write_bytes(content)
-        command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch", "-d", str(directory)]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert done.returncode == 0 and "offset" not in done.stdout, f"{name}: {done.stdout}{done.stderr}"
+def patched_tree(stock_site: Path, directory: Path) -> Path:
+    """The same after the series. Raises Failed for a patch that does not fit exactly."""
+
+    def read(path: str) -> bytes | None:
+        file = stock_site / path
+        return file.read_bytes() if file.is_file() else None
+
+    changed = load_patchset(data_dir("patches") / BASE).apply(read)
+    shutil.copytree(stock_site, directory, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, content in changed.items():
+        (directory / path).unlink(missing_ok=True)
+        _write(directory / path, content)
     return directory
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
