@@ -1,7 +1,7 @@
 """Selection ``deploy``: the project's own way onto a host, which is this machine: plan, deploy, prove, roll back.
 
-The release has the files of the patched tree, in the client's cache where ``ddtree build`` would have put its own: there
-is no network to fetch wheels by, and no room to carry them all. From there on it is what an operator types.
+The release has the files of the patched tree, in the cache of the client where ``ddtree build`` would have put its own:
+there is no network to fetch wheels by, and no room to carry them all. From there on it is what an operator types.
 """
 
 from __future__ import annotations
