@@ -10,7 +10,7 @@ from typing import Any
 from .base import JSON, RELEASE, SHA256, HostError, integer, member, named
 from .fitting import PACKAGE, RELEASED
 
-FORMATS = (1, 2)
+FORMAT = 2
 # What a line of a manifest's "smoke" asks of the release's own interpreter.
 SMOKE = {
     re.compile(r"import ([A-Za-z_][A-Za-z0-9_.]*)"): "import {0}",
@@ -38,7 +38,7 @@ class Manifest:
     @classmethod
     def of(cls, given: JSON) -> Manifest:
         release, version = named(RELEASE, given.get("id"), "release"), member(given, "requires", dict).get("python")
-        if given.get("format") not in FORMATS:
+        if given.get("format") != FORMAT:
             raise HostError("usage", f"manifest format {given.get('format')!r} is not known here")
         files: dict[str, tuple[str, int, int]] = {}
         for entry in member(given, "files", list):
