@@ -1,7 +1,7 @@
 """Inside a tree's Python: SGLang's layers as they run on a GPU, over stand-ins for the compiled kernels.
 
-A stand-in notes that it was called and computes nothing: whether a layer takes the compiled kernel or PyTorch is what the
-patch decides, and the kernels themselves (half types only) are not on this machine.
+A stand-in notes that it was called and computes nothing: whether a layer takes the compiled kernel or PyTorch is what
+the patch decides, and the kernels themselves (half types only) are not on this machine.
 """
 
 from __future__ import annotations
