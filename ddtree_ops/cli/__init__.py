@@ -44,6 +44,7 @@ def main() -> None:
         patch,
         plan,
         power,
+        releases,
         render,
         rollback,
         snapshot,

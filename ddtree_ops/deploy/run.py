@@ -95,6 +95,10 @@ class Session:
         self.transport.close()
         self._use(connect(self.deployment.host))
 
+    def beside(self) -> Transport:
+        """One more connection to the host, for the caller to close. Raises Unreachable."""
+        return connect(self.deployment.host)
+
     def __enter__(self) -> Session:
         return self
 
@@ -199,9 +203,11 @@ def deploy(session: Session, plan: Plan, seen: Facts, options: Options, ui: Ui) 
     sent = 0
     if plan.release not in seen.releases_installed:
         release = build(fitting(deployment, seen.system), progress=ui.progress)
-        report = ship(session.agent, release, lambda done, total: ui.progress("sending the release", done, total))
+        report = ship(session, release, lambda done, total: ui.progress("sending the release", done, total), ui.warn)
         sent = report.bytes_sent
         ui.step(f"release {release.id} installed on {plan.host} ({report.files} files, {sent} bytes sent)")
+        for warning in report.warnings:
+            ui.warn(warning)
     sealed = seal(
         plan,
         deployment,

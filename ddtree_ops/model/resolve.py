@@ -48,7 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "min_accept_length": None,
     "exactness": {
         "policy": "exact",
-        "epsilon_roundings": 2,
+        "epsilon_roundings": 4,
         "concurrency": [1, 8],
         "max_new_tokens": 128,
         "prompts": None,

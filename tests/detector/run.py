@@ -22,7 +22,7 @@ from tests.unit.engine.process import REPOSITORY, Engine
 
 PAIR = REPOSITORY / "ddtree_ops" / "engine" / "pair"
 TIME_LIMIT_S = 900
-BATCHES = 10
+BATCHES = 12
 REPLAY_PROMPTS, REPLAY_TOKENS = 8, 32
 
 Prompts = Sequence[Prompt]
@@ -75,7 +75,7 @@ def profile(shape: Shape, dtype: str) -> Profile:
 
 
 def prompts(batch: int) -> Prompts:
-    """Batch 0 is the packaged set; 1 to BATCHES share it and the pair's 50 held-out texts out among them."""
+    """Batch 0 is the packaged set; in 1 to BATCHES it and the pair's 50 held-out texts are dealt out."""
     if batch == 0:
         return builtin_prompts()
     held_out = json.loads((PAIR / "held_out.json").read_bytes())

@@ -37,6 +37,8 @@ COMMANDS = [
     "verify-exactness",
     "snapshot",
     "history",
+    "releases",
+    "prune",
     "stop",
     "start",
     "restart",
