@@ -12,7 +12,7 @@ from ddtree_ops.exactness.plan import METHODS
 from tests.unit.exactness.conftest import PROMPTS
 from tests.unit.exactness.toy import VOCAB, Toy
 
-from . import inside_requests
+from . import inside_gate_requests
 from .trees import Tree
 
 
@@ -63,7 +63,7 @@ def test_the_gate_asks_in_every_way_that_it_has(asked: list[dict[str, Any]]) -> 
 def test_sglang_takes_every_request(asked: list[dict[str, Any]], stock: Tree, patched: Tree) -> None:
     distinct = list({repr(sorted({**body, "extra_key": ""}.items())): body for body in asked}.values())
     for tree in (stock, patched):
-        said = tree(inside_requests.refused, distinct, VOCAB)
+        said = tree(inside_gate_requests.refused, distinct, VOCAB)
         assert [(word, body) for word, body in zip(said, distinct, strict=True) if word] == []
 
 
@@ -78,4 +78,4 @@ def test_sglang_takes_every_request(asked: list[dict[str, Any]], stock: Tree, pa
     ],
 )
 def test_the_check_finds_what_sglang_would_not_take(stock: Tree, change: dict[str, Any], word: str) -> None:
-    assert word in stock(inside_requests.refused, [{"input_ids": [1, 2]} | change], VOCAB)[0]
+    assert word in stock(inside_gate_requests.refused, [{"input_ids": [1, 2]} | change], VOCAB)[0]
