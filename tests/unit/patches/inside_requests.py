@@ -50,7 +50,7 @@ def refused_sampling(parameters: dict[str, Any]) -> str | None:
 
 
 def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What the scheduler puts into its queue for a request of three tokens: why it will be aborted, and what it wants."""
+    """What the scheduler queues for a request of three tokens: why it will be aborted, if so, and what it wants."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.managers.scheduler import Scheduler
@@ -62,7 +62,11 @@ def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
     params.normalize(None)
     plain = {
         **dict.fromkeys(("input_embeds", "mm_inputs", "token_type_ids", "token_ids_logprob")),
-        **{"input_text": "", "stream": False, "return_logprob": False, "logprob_start_len": -1, "top_logprobs_num": 0},
+        "input_text": "",
+        "stream": False,
+        "return_logprob": False,
+        "logprob_start_len": -1,
+        "top_logprobs_num": 0,
     }
     asked = TokenizedGenerateReqInput(
         rid="one", input_ids=array("q", [5, 6, 7]), sampling_params=params, **{**plain, **request}
@@ -86,7 +90,7 @@ def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
         grammar_manager=SimpleNamespace(process_req_with_grammar=lambda req: False),
         _add_request_to_queue=waiting.append,
     )
-    with configured():
+    with configured() as scheduler.server_args:
         scheduler.handle_generate_request(asked)
     (req,) = waiting
     return {
