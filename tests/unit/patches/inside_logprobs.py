@@ -184,6 +184,26 @@ def verified(
     ]
 
 
+def mixed(stage: str) -> list[list[float]]:
+    """One request that asks for the logprobs of ids 2 and 0, one that does not, both under AR: what is read of each."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    rows, chosen = logits(3, 1)[:2], torch.tensor([1, 4])
+    output = LogitsProcessorOutput(next_token_logits=rows)
+    found = OutputLogprobProcessor().compute_logprobs(rows.log_softmax(-1), [0, 0], [[2, 0], None], chosen)
+    found.write_output_to(output)
+    batch = SimpleNamespace(return_logprob=True, spec_algorithm=SpeculativeAlgorithm.NONE)
+    result = GenerationBatchResult(logits_output=output, next_token_ids=chosen)
+    if stage == "decode":
+        _processor()._normalize_decode_outputs(batch=batch, result=result, logits_output=output, next_token_ids=chosen)
+    else:
+        _processor().move_logprobs_to_cpu(batch=batch, logits_output=output)
+    return [list(row) for row in output.next_token_token_ids_logprobs_val]
+
+
 def echoed(ids: list[int], start: int) -> list[int]:
     """The ids that a scored prompt is reported with."""
     from sglang.srt.managers.schedule_batch import Req

@@ -50,7 +50,7 @@ def refused_sampling(parameters: dict[str, Any]) -> str | None:
 
 
 def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
-    """What the scheduler queues for a request of three tokens: why it will be aborted, and what it wants."""
+    """What the scheduler queues for a request of three tokens: why it will be aborted, if so, and what it wants."""
     from sglang.srt.disaggregation.utils import DisaggregationMode
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.managers.scheduler import Scheduler
@@ -90,7 +90,7 @@ def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
         grammar_manager=SimpleNamespace(process_req_with_grammar=lambda req: False),
         _add_request_to_queue=waiting.append,
     )
-    with configured():
+    with configured() as scheduler.server_args:
         scheduler.handle_generate_request(asked)
     (req,) = waiting
     return {

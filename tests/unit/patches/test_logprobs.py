@@ -1,4 +1,5 @@
-"""01-dflash-output-logprobs and 03-input-logprob-last-id: what a verify tells of its tokens; the echo of a prompt."""
+"""01-dflash-output-logprobs, 03-input-logprob-last-id, 08-mixed-token-ids-logprobs: what a verify tells of its tokens,
+the echo of a prompt, and requests side by side."""
 
 from __future__ import annotations
 
@@ -70,6 +71,16 @@ def test_temperature_counts_per_request(patched: Tree) -> None:
 def test_stock_refuses(stock: Tree) -> None:
     with pytest.raises(RaisedThereError, match="DFLASH speculative decoding does not support return_logprob yet"):
         verify(stock, (1,), [0.0])
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_a_batch_may_mix_requests_with_and_without_chosen_ids(stage: str, patched: Tree, stock: Tree) -> None:
+    wanted = inside_logprobs.logits(3, 1)[0].log_softmax(-1)[[2, 0]].tolist()
+    asked, other = patched(inside_logprobs.mixed, stage)
+    assert asked == pytest.approx(wanted, abs=NEAR)
+    assert other == []
+    with pytest.raises(RaisedThereError, match="'list' object has no attribute 'tolist'"):
+        stock(inside_logprobs.mixed, stage)
 
 
 def test_the_last_id_of_the_vocabulary_is_echoed(patched: Tree, stock: Tree) -> None:

@@ -1,4 +1,4 @@
-"""02-dflash-prompt-scoring, 04-token-id-range, 05-logprob-bounds: which requests are served, which refused."""
+"""02-dflash-prompt-scoring, 04-token-id-range, 05-logprob-bounds: which requests are served, and why others are not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_good_ids_and_those_that_are_not_looked_up_are_served(patched: Tree) -> 
 
 @pytest.mark.parametrize("token", [VOCABULARY, -7])
 def test_a_stop_id_beyond_the_vocabulary_is_named(token: int, patched: Tree, stock: Tree) -> None:
-    asked = {"max_new_tokens": 4, "min_new_tokens": 2, "stop_token_ids": [3, token]}
+    asked = {"max_new_tokens": 4, "stop_token_ids": [3, token]}
     wanted = f"stop_token_ids must be in [0, {VOCABULARY - 1}], got {token}."
     assert patched(inside_requests.refused_sampling, asked) == wanted
     assert stock(inside_requests.refused_sampling, asked) is None
