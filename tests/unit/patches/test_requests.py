@@ -74,10 +74,11 @@ def test_prompt_scoring_is_queued_under_dflash_as_under_ar(tokens: int, patched:
     assert refusal == "DFLASH speculative decoding does not support return_logprob yet."
 
 
-def test_the_algorithm_that_still_has_no_logprobs_refuses_by_its_own_name(patched: Tree) -> None:
+def test_the_algorithm_that_still_has_no_logprobs_refuses_by_its_own_name(patched: Tree, stock: Tree) -> None:
     asked = {"max_new_tokens": 4, "return_logprob": True}
     refusal = patched(inside_requests.queued, "DSPARK", asked)["aborted"]
     assert refusal == "DSPARK speculative decoding does not support return_logprob yet."
+    assert stock(inside_requests.queued, "DSPARK", asked)["aborted"].startswith("DFLASH")
     assert patched(inside_requests.queued, "DSPARK", {"max_new_tokens": 4})["aborted"] is None
 
 
