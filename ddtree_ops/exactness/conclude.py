@@ -77,7 +77,8 @@ def _without_outliers(evidence: Evidence) -> list[Finding]:
         judged = evidence.judged(method, load)
         if max(len(group), judged.beyond) > judge.OUTLIERS:
             continue
-        if all(one.gap is not None and one.gap <= limit for one in group):
+        # Where the token is the target's choice, the gap is the distance of two logprobs, which has its own tolerance.
+        if all(one.gap is not None and one.gap <= limit and one.got != one.expected for one in group):
             forgiven |= {id(one) for one in group}
             message = (
                 f"{method} at {load}: {len(group)} tokens beyond epsilon, within {limit:.3g} nat: rounding's outliers"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from ddtree_ops.exactness import GatePlan, Kind, run_gate
-from tests.unit.exactness.toy import Toy, ranked
+from tests.unit.exactness.toy import Json, Toy, ranked
 
 Make = Callable[..., GatePlan]
 
@@ -35,3 +35,20 @@ def test_few_and_near_is_rounding(toy: Toy, plan: Make, prompts: int, gap: float
     assert ("outliers" in noted) is (kind is Kind.NEAR_TIE)
     beyond = sum(run.beyond for run in verdict.runs)
     assert (beyond == 0) is (kind is Kind.NEAR_TIE)
+
+
+def test_two_logprobs_of_the_right_token_that_are_apart_are_no_outlier(toy: Toy, plan: Make) -> None:
+    """Given one token whose verify gives it another logprob than the prefill, beyond the dtype's tolerance."""
+    moved: list[str] = []
+
+    def alter(kind: str, request: Json, reply: Json) -> Json:
+        told = reply.get("meta_info", {}).get("output_token_logprobs")
+        if kind == "generate" and told and not moved:
+            told[3][0] -= 0.7
+            moved.append(kind)
+        return reply
+
+    toy.alter = alter
+    verdict = run_gate(plan(dtype="bfloat16", policy="near-tie", mixed=False))
+    assert moved and verdict.kind is Kind.FAIL
+    assert [one.method for one in verdict.findings if one.severity == "fail"] == ["verify-logprob"]
