@@ -6,9 +6,11 @@ read and typed. A part imports other parts by ``from .part import ...`` at its t
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 
 PARTS = (
@@ -17,21 +19,28 @@ PARTS = (
     *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )
 _DOCSTRING = re.compile(r'\A"""(.*?)"""\n', re.DOTALL)
-_BETWEEN = re.compile(r"^(if TYPE_CHECKING:\n(    .*\n)+|(    )?from \.\w+ import (\([^)]*\)|.*)\n)", re.MULTILINE)
+_BETWEEN = re.compile(
+    r"^(if TYPE_CHECKING:\n(    .*\n)+|(    )?from \.+\w[\w.]* import (\([^)]*\)|.*)\n)", re.MULTILINE
+)
 _IMPORT = re.compile(r"^(?:import (\S+)|from (\S+) import (.*))\n", re.MULTILINE)
 
 
 @functools.cache
 def source() -> str:
     """The text of ``ddtree-host``, joined from its parts, from a checkout or an installed wheel."""
-    folder = resources.files(__name__).joinpath("agent")
-    head = _DOCSTRING.match(folder.joinpath("__init__.py").read_text(encoding="utf-8"))
+    return "#!/usr/bin/env -S python3 -I\n" + joined("agent", [f"agent/{name}" for name in PARTS])
+
+
+def joined(folder: str, parts: Sequence[str]) -> str:
+    """One module out of ``parts`` (``agent/base``), under the docstring of the package ``folder``."""
+    home = resources.files(__name__)
+    head = _DOCSTRING.match(home.joinpath(f"{folder}/__init__.py").read_text(encoding="utf-8"))
     assert head is not None
     modules: set[str] = set()
     names: dict[str, set[str]] = {}
     bodies = []
-    for name in PARTS:
-        text = _BETWEEN.sub("", folder.joinpath(f"{name}.py").read_text(encoding="utf-8"))
+    for name in parts:
+        text = _BETWEEN.sub("", home.joinpath(f"{name}.py").read_text(encoding="utf-8"))
         title = _DOCSTRING.match(text)
         assert title is not None, f"{name}.py has no docstring"
         text = text[title.end() :]
@@ -43,8 +52,45 @@ def source() -> str:
     future = f"from __future__ import {', '.join(names.pop('__future__'))}\n"
     imports = [f"import {module}\n" for module in sorted(modules - {""})]
     imports += [f"from {package} import {', '.join(sorted(names[package]))}\n" for package in sorted(names) if package]
-    top = f"#!/usr/bin/env -S python3 -I\n{head[0]}\n{future}\n{''.join(imports)}\n\n"
+    top = f"{head[0]}\n{future}\n{''.join(imports)}\n\n"
     return top + "\n\n".join(bodies)
+
+
+def shaken(text: str) -> str:
+    """A module's text without the top-level names that nothing reaches from what runs when it is loaded."""
+    names: dict[str, list[ast.stmt]] = {}
+    body = ast.parse(text).body
+    for node in body:
+        for name in _bound(node):
+            names.setdefault(name, []).append(node)
+    waiting: list[ast.AST] = [node for node in body if not _bound(node)]
+    kept: set[ast.AST] = set(waiting)
+    while waiting:
+        for used in ast.walk(waiting.pop()):
+            for node in names.get(used.id, []) if isinstance(used, ast.Name) else []:
+                if node not in kept:
+                    kept.add(node)
+                    waiting.append(node)
+    lines = text.splitlines(keepends=True)
+    for node in reversed(body):
+        if node not in kept:
+            start = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+            while lines[start - 2].startswith("#: "):  # what is said of it goes with it
+                start -= 1
+            del lines[start - 1 : node.end_lineno]
+    return re.sub(r"\n{4,}", "\n\n\n", "".join(lines))
+
+
+def _bound(node: ast.stmt) -> list[str]:
+    """The names that a definition, an import or an assignment of a module binds; nothing for what merely runs."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, ast.Import):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module != "__future__":
+        return [alias.asname or alias.name for alias in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
 
 
 @functools.cache

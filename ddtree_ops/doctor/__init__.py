@@ -1,0 +1,1 @@
+"""What will go wrong on a host, said before it does."""
