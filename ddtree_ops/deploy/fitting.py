@@ -7,6 +7,7 @@ from typing import Any
 from ddtree_ops.deploy.facts import System
 from ddtree_ops.errors import Failed, UsageError
 from ddtree_ops.model import Deployment
+from ddtree_ops.model.archs import arch_refusals
 from ddtree_ops.release import Target, engine_of, locked_pythons, release_id
 from ddtree_ops.release.lock import load_lock
 
@@ -34,7 +35,8 @@ def release_ids(deployment: Deployment) -> dict[str, str]:
 
 
 def fitting(deployment: Deployment, system: System) -> Target:
-    """The release that fits the host. Raises Failed, both sides named, when none does."""
+    """The release that fits the host. Raises Failed, both sides named, when none does; UsageError by an arch rule."""
+    refuse_impossible(deployment)
     locked = locked_pythons(deployment.profile.release_base)
     own = ".".join(system.python.split(".")[:2])
     python = next((python for python in (own, *reversed(system.pythons)) if python in locked), None)
@@ -51,6 +53,15 @@ def fitting(deployment: Deployment, system: System) -> Target:
     if problems := misfits({**lock.requires, "driver": driver}, system):
         raise Failed(f"{deployment.host.name}: the release of {wanted.base} does not fit: {'; '.join(problems)}")
     return wanted
+
+
+def refuse_impossible(deployment: Deployment) -> None:
+    """Raise UsageError, naming rule and source, for a profile that cannot work on its host's GPUs."""
+    if refusals := arch_refusals(deployment):
+        raise UsageError(
+            f"{deployment.profile.name} cannot work: {'; '.join(map(str, refusals))}",
+            hint=f"change the profile, or say `checks: {{{refusals[0].rule}: {{severity: off, reason: ...}}}}` in it",
+        )
 
 
 def misfits(requires: dict[str, Any], system: System) -> list[str]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from ddtree_ops.model import check, secrets
-from ddtree_ops.model.types import Origin, RawProfile
+from ddtree_ops.model.types import CheckOverride, Origin, RawProfile, Severity
 from ddtree_ops.model.yamlfile import Node
 
 ALGORITHMS = ("none", "dflash", "ddtree")
 ENGINES = ("sglang", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
 POLICIES = ("exact", "near-tie")
+SEVERITIES = ("off", "info", "warning", "error")
 EXACTNESS_METHODS = ("self-score", "replay", "distribution")
 """Those that need nothing beside the server: a deploy's gate may run them."""
 _MODEL_TEXT = "an absolute path on the host, or release:<path inside the release's share/>"
@@ -89,6 +90,21 @@ def _optional(parse: Callable[[Node], Any]) -> Callable[[Node], Any]:
     return lambda node: None if node.value is None and not node.doubt else parse(node)
 
 
+def _checks(node: Node) -> dict[str, CheckOverride | None]:
+    """{check or arch rule: how it is taken, and why}; null takes away what a weaker profile says."""
+    found: dict[str, CheckOverride | None] = {}
+    for key, child in check.any_mapping(node).items():
+        if not re.fullmatch("[a-z][a-z0-9-]{1,40}", key):
+            child.fail("not a check's name", allowed="the names that ddtree doctor shows")
+        if child.value is None and not child.doubt:
+            found[key] = None
+            continue
+        values = check.mapping(child, ("severity", "reason"), required=("severity", "reason"))
+        severity = cast(Severity, check.choice(values["severity"], SEVERITIES))
+        found[key] = CheckOverride(severity=severity, reason=check.text(values["reason"]))
+    return found
+
+
 _EXACTNESS_KEYS: dict[str, Callable[[Node], Any]] = {
     "policy": lambda node: check.choice(node, POLICIES),
     "epsilon_roundings": _integer(0, 64),
@@ -133,6 +149,7 @@ PROFILE_KEYS: dict[str, Callable[[Node], Any]] = {
     "stop_timeout_s": _integer(1, 3600),
     "min_accept_length": _optional(lambda node: check.number(node, 0, 256)),
     "exactness": _exactness,
+    "checks": _checks,
 }
 
 

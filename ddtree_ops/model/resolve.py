@@ -1,8 +1,8 @@
 """A service's profile resolved: the layers merged, the host's rules applied, the whole checked. Pure.
 
 Layers, the weakest first: built-in defaults, the base's ``extends`` chain, the base, the profile's chain, the profile.
-A stronger layer's value wins; ``env`` and ``exactness`` are merged key by key, ``extra_args`` are appended. ``null``
-takes away what weaker layers say.
+A stronger layer's value wins; ``env``, ``exactness`` and ``checks`` are merged key by key, ``extra_args`` are appended.
+``null`` takes away what weaker layers say.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ddtree_ops.errors import UsageError
+from ddtree_ops.model.archs import apply_arch_rules
 from ddtree_ops.model.check import nearest
 from ddtree_ops.model.rules import apply_rules
 from ddtree_ops.model.types import Deployment, Exactness, Host, Origin, Profile, RawProfile, Service, Workspace
@@ -55,6 +56,7 @@ DEFAULTS: dict[str, Any] = {
         "time_limit_s": 900,
         "methods": [],
     },
+    "checks": {},
 }
 # What the engine decides when nobody says otherwise. SGLang's tree mask is written by its Triton backend only.
 ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -84,7 +86,7 @@ class Merged:
             self.rank[key] = rank
             if key in origins:
                 self.origins[key] = origins[key]
-            if key in ("env", "exactness"):
+            if key in ("env", "exactness", "checks"):
                 for name, part in value.items():
                     self.values[key][name] = part
                     self.origins[f"{key}.{name}"] = origins[f"{key}.{name}"]
@@ -121,7 +123,8 @@ def resolve(
     for key, value in ENGINE_DEFAULTS[merged.values["engine"]].items():
         if merged.values[key] is None:
             merged.values[key] = value
-    applied = apply_rules(host, merged)
+    merged.values["checks"] = {name: how for name, how in merged.values["checks"].items() if how is not None}
+    applied = [*apply_rules(host, merged), *apply_arch_rules(host, merged)]
     merged.values["env"] = {name: value for name, value in merged.values["env"].items() if value is not None}
     refuse_contradictions(host, service, where, merged.values, merged.origins)
     return Deployment(

@@ -47,7 +47,7 @@ def apply_rules(host: Host, merged: Values) -> list[AppliedRule]:
                     )
                 )
             set_by[key] = (index, value)
-            changes += _set(merged, key, value, where)
+            changes += change(merged, key, value, where)
         if changes:
             applied.append(AppliedRule(name=f"{host.name} {path}", changes=changes, reason=rule.reason))
     return applied
@@ -60,7 +60,8 @@ def _single_changes(changes: dict[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def _set(merged: Values, key: str, value: Any, where: Origin) -> list[str]:
+def change(merged: Values, key: str, value: Any, where: Origin) -> list[str]:
+    """Set one key (``env.NAME`` for a variable, ``extra_args`` is appended to); what changed, in words."""
     merged.origins[key] = where
     if key == "extra_args":
         added = value or []

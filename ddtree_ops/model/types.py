@@ -10,6 +10,7 @@ import msgspec
 Engine: TypeAlias = Literal["sglang", "reference"]
 Algorithm: TypeAlias = Literal["none", "dflash", "ddtree"]
 Policy: TypeAlias = Literal["exact", "near-tie"]
+Severity: TypeAlias = Literal["off", "info", "warning", "error"]
 
 
 class SecretRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,12 +125,20 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     methods: list[str] = []
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a profile takes a check of ``ddtree doctor`` or an arch rule, and why. ``off``: it is not judged."""
+
+    severity: Severity
+    reason: str
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A resolved profile: what the service runs. Keys whose absence means something are None; all others have a value.
 
     ``model`` and ``drafter`` are absolute paths on the host or ``release:<path under the release's share/>``.
     ``budget`` counts tree nodes verified a step, the root excluded. ``open`` is the reason for serving beyond
-    loopback without a key. ``applied_rules`` says what the host's rules changed.
+    loopback without a key. ``applied_rules`` says what the host's rules and those of its GPUs' arch changed. ``checks``
+    is for ``ddtree doctor`` and changes nothing of what runs.
     """
 
     name: str
@@ -162,6 +171,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     min_accept_length: float | None
     exactness: Exactness
     applied_rules: list[AppliedRule]
+    checks: dict[str, CheckOverride] = {}
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

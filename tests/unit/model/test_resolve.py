@@ -67,7 +67,8 @@ def test_the_rule_of_b300_turns_graphs_off_from_budget_16_and_says_so(packaged: 
         assert found.cuda_graph == (budget < 16)
         assert [rule.changes for rule in found.applied_rules] == [["cuda_graph true -> false"]] * (budget >= 16)
         assert all("sm_103" in str(rule) for rule in found.applied_rules)
-        assert resolve(workspace, "ct200", None, profile).profile.applied_rules == []
+        applied = resolve(workspace, "ct200", None, profile).profile.applied_rules
+        assert [rule.changes for rule in applied] == [["extra_args + --disable-custom-all-reduce"]]
 
 
 def test_a_host_that_changes_base_and_address_keeps_shape_and_profiles(tmp_path: Path) -> None:

@@ -1,0 +1,175 @@
+"""Rules about GPU archs as data (``arch_rules.yaml``): what a profile may not ask of a host, and what follows for it.
+
+Pure. Change rules are applied when a profile is resolved and recorded in it; refusals are asked for by whoever would
+put it on a host, so that looking at a host is never refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import msgspec
+import yaml
+
+from ddtree_ops.model.rules import Values, change
+from ddtree_ops.model.types import AppliedRule, Deployment, Host, Origin
+
+#: Requests that SGLang 0.5.17 runs at once under speculation when nobody says how many (speculative_hook.py:257).
+SPECULATIVE_REQUESTS = 48
+
+
+class Arch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU arch. ``ptxas`` is the program Triton calls for ``gpu_name``; a wheel needs code for one of ``code``."""
+
+    gpus: str
+    compute_capability: str
+    shared_memory_kib: int
+    ptxas: str
+    gpu_name: str
+    code: list[str]
+    attention: list[str]
+    moe: list[str]
+
+
+class ArchWhen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conditions; all that are given must hold. ``arguments``: one of these is among extra_args, ``--flag=value``."""
+
+    archs: list[str] | None = None
+    algorithms: list[str] | None = None
+    attention: list[str] | None = None
+    arguments: list[str] | None = None
+    interconnect: str | None = None
+    cuda_graph: bool | None = None
+    tp_above: int | None = None
+    rows_above: int | None = None
+    env: str | None = None
+
+
+class ArchRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule: either ``refuse`` says why it cannot work, or the others change the profile for ``reason``."""
+
+    id: str
+    when: ArchWhen
+    source: str
+    refuse: str | None = None
+    reason: str | None = None
+    set: dict[str, Any] = {}
+    extra_args: list[str] = []
+    copy_env: dict[str, str] = {}
+
+
+class ArchTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"made_for": "for"}):
+    """The whole file. ``version`` grows with every change of it."""
+
+    version: int
+    made_for: str
+    archs: dict[str, Arch]
+    rules: list[ArchRule]
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a profile cannot work on a host: the rule's name, what was asked, why, and who says so."""
+
+    rule: str
+    asked: str
+    why: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self.why} (arch rule {self.rule}; {self.source})"
+
+
+@functools.cache
+def arch_table() -> ArchTable:
+    """The packaged table."""
+    text = resources.files(__package__).joinpath("arch_rules.yaml").read_text(encoding="utf-8")
+    return msgspec.convert(yaml.safe_load(text), ArchTable)
+
+
+def arch_of(name: str) -> Arch | None:
+    """The arch of an inventory's ``sm_XX`` (``sm_90a`` is sm_90); None for one that the table does not have."""
+    return arch_table().archs.get(name.rstrip("af"))
+
+
+def verify_rows(values: Mapping[str, Any]) -> int:
+    """Tokens of the largest verify batch a profile may run: nodes and root, times requests in flight."""
+    width = {"none": 1, "dflash": values["block_size"], "ddtree": (values["budget"] or 0) + 1}[values["algorithm"]]
+    default = 1 if values["algorithm"] == "none" else SPECULATIVE_REQUESTS
+    return int(width * (values["max_running_requests"] or default))
+
+
+def arguments_of(words: Sequence[str]) -> set[str]:
+    """Engine arguments as ``--flag=value`` and bare ``--flag``, whichever way they are written."""
+    found = set()
+    for index, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        flag, _, value = word.replace("_", "-", word.partition("=")[0].count("_")).partition("=")
+        if not value and index + 1 < len(words) and not words[index + 1].startswith("--"):
+            value = words[index + 1]
+        found |= {flag, f"{flag}={value}"}
+    return found
+
+
+def holds(when: ArchWhen, host: Host, values: Mapping[str, Any]) -> bool:
+    """Whether a rule is about this profile on this host. No rule is about the reference engine, which uses no GPU."""
+    arguments = arguments_of(values["extra_args"])
+    return (
+        values["engine"] == "sglang"
+        and (when.archs is None or host.gpus.arch.rstrip("af") in when.archs)
+        and (when.algorithms is None or values["algorithm"] in when.algorithms)
+        and (when.attention is None or values["attention_backend"] in when.attention)
+        and (when.arguments is None or any(argument in arguments for argument in when.arguments))
+        and when.interconnect in (None, host.gpus.interconnect)
+        and when.cuda_graph in (None, values["cuda_graph"])
+        and (when.tp_above is None or values["tp"] > when.tp_above)
+        and (when.rows_above is None or verify_rows(values) > when.rows_above)
+        and (when.env is None or bool(values["env"].get(when.env)))
+    )
+
+
+def apply_arch_rules(host: Host, merged: Values) -> list[AppliedRule]:
+    """Change the merged values as the rules that hold say, and say what changed; a silenced rule changes nothing."""
+    applied = []
+    for rule in arch_table().rules:
+        if rule.refuse is not None or silenced(rule.id, merged.values) or not holds(rule.when, host, merged.values):
+            continue
+        where = Origin(file="arch_rules.yaml", line=1, path=rule.id)
+        changes: list[str] = []
+        for key, value in rule.set.items():
+            changes += change(merged, key, value, where)
+        missing = [word for word in rule.extra_args if word not in arguments_of(merged.values["extra_args"])]
+        if missing:
+            changes += change(merged, "extra_args", missing, where)
+        if rule.copy_env and rule.copy_env["to"] not in merged.values["env"]:
+            copied = merged.values["env"][rule.copy_env["from"]]
+            changes += change(merged, f"env.{rule.copy_env['to']}", copied, where)
+        if changes:
+            name = f"arch rule {rule.id}; {rule.source}"
+            applied.append(AppliedRule(name=name, changes=changes, reason=rule.reason or ""))
+    return applied
+
+
+def arch_refusals(deployment: Deployment) -> list[Refusal]:
+    """Why the profile cannot work on its host, a line a rule; empty when no rule says so."""
+    profile = deployment.profile
+    values = {name: getattr(profile, name) for name in profile.__struct_fields__}
+    found = []
+    for rule in arch_table().rules:
+        if rule.refuse is None or silenced(rule.id, values) or not holds(rule.when, deployment.host, values):
+            continue
+        asked = f"attention_backend {profile.attention_backend}"
+        if rule.when.arguments is not None:
+            asked = ", ".join(sorted(arguments_of(profile.extra_args) & set(rule.when.arguments)))
+        where = f"{asked} on {deployment.host.name} ({deployment.host.gpus.arch})"
+        found.append(Refusal(rule=rule.id, asked=where, why=rule.refuse, source=rule.source))
+    return found
+
+
+def silenced(rule: str, values: Mapping[str, Any]) -> bool:
+    """Whether the profile switches a rule off, which it must give a reason for."""
+    override = values["checks"].get(rule)
+    return override is not None and override.severity == "off"
