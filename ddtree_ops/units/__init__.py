@@ -1,6 +1,6 @@
 """Pure: a deployment and a release id in; unit, environment, argv and expectations out."""
 
-from ddtree_ops.units.launch import Launch, cache_directory, expectations, launch, model_path
+from ddtree_ops.units.launch import Launch, cache_directory, expectations, launch, model_path, uses_gpus
 from ddtree_ops.units.render import SERVICE_USER, Rendered, render
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "launch",
     "model_path",
     "render",
+    "uses_gpus",
 ]

@@ -1,0 +1,139 @@
+"""Facts in, findings out. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddtree_ops.doctor import checks as _registered  # noqa: F401  importing registers the checks
+from ddtree_ops.doctor.check import CHECKS, GROUPS, Case, Check, Finding, Seen
+from ddtree_ops.errors import UsageError
+from ddtree_ops.model.archs import arch_table
+from ddtree_ops.model.check import nearest
+from ddtree_ops.model.types import CheckOverride
+
+
+@dataclass
+class Report:
+    """What the checks of one service said. ``not_made``: {id: why it could not be judged}; ``silenced``: by profile."""
+
+    findings: list[Finding] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
+    not_made: dict[str, str] = field(default_factory=dict)
+    silenced: list[Finding] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """True when something is an error."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+    def count(self, severity: str) -> int:
+        return sum(finding.severity == severity for finding in self.findings)
+
+    def summary(self) -> str:
+        """``2 errors, 1 warning, 58 passed``, for one line."""
+        counts = [(self.count("error"), "error"), (self.count("warning"), "warning"), (self.count("info"), "note")]
+        said = [f"{number} {word}{'s' * (number != 1)}" for number, word in counts if number]
+        said += [f"{len(self.passed)} passed"]
+        said += [f"{len(self.not_made)} not made"] if self.not_made else []
+        said += [f"{len(self.silenced)} silenced"] if self.silenced else []
+        return ", ".join(said)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "failed": self.failed,
+            "findings": [finding.as_json() for finding in self.findings],
+            "passed": self.passed,
+            "not_made": self.not_made,
+            "silenced": [finding.as_json() for finding in self.silenced],
+            "arch_rules": arch_table().version,
+        }
+
+
+def chosen(known: Collection[str], only: Collection[str], skip: Collection[str]) -> set[str]:
+    """The checks to make, out of ``known`` ids; a group's name stands for its checks. Raises UsageError for others."""
+
+    def spread(names: Collection[str]) -> set[str]:
+        found: set[str] = set()
+        for name in names:
+            group = {check.id for check in CHECKS.values() if check.group == name}
+            if name not in known and not group:
+                raise UsageError(
+                    f"no check {name!r}{nearest(name, [*known, *GROUPS])}", hint=f"checks: {', '.join(sorted(known))}"
+                )
+            found |= group or {name}
+        return found
+
+    return (spread(only) if only else set(known)) - spread(skip)
+
+
+def examine(case: Case, wanted: Collection[str] | None = None) -> Report:
+    """Make the checks (all, or those of ``wanted`` ids) and take what they found as the profile says."""
+    refuse_unknown(case.profile.checks)
+    report = Report()
+    for check in sorted(CHECKS.values(), key=lambda each: GROUPS.index(each.group)):
+        if (wanted is not None and check.id not in wanted) or (check.gpus and not case.uses_gpus):
+            continue
+        why = unjudgeable(case, check)
+        if why is not None:
+            report.not_made[check.id] = why
+            continue
+        take(report, check.id, [finding(check, seen) for seen in check.judge(case)], case.profile.checks)
+    return report
+
+
+def take(report: Report, id_: str, found: list[Finding], overrides: Mapping[str, CheckOverride]) -> None:
+    """Add a check's findings to the report, raised, lowered or silenced as the profile says, with its reason."""
+    override = overrides.get(id_)
+    if not found:
+        report.passed.append(id_)
+    elif override is None:
+        report.findings += found
+    elif override.severity == "off":
+        report.silenced += [dataclasses.replace(each, reason=override.reason) for each in found]
+    else:
+        severity = override.severity
+        report.findings += [dataclasses.replace(each, severity=severity, reason=override.reason) for each in found]
+
+
+def finding(check: Check, seen: Seen) -> Finding:
+    return Finding(
+        id=check.id,
+        group=check.group,
+        severity=seen.severity or check.severity,
+        seen=seen.seen,
+        expected=seen.expected,
+        do=seen.do,
+        reference=check.reference,
+    )
+
+
+def unjudgeable(case: Case, check: Check) -> str | None:
+    """Why a check cannot be judged by these facts; None when it can."""
+    facts = case.facts
+    for section in check.needs:
+        if section in facts.malformed:
+            return f"{section} is malformed"
+        if section in facts.absent:
+            return f"{section} was not collected"
+        late = [part for part in facts.collector.unfinished if part == section or part.startswith(f"{section[:-1]} /")]
+        if late:
+            return f"{late[0]} did not end in time"
+        if getattr(getattr(facts, section, None), "readable", True) is False:
+            return f"{section} is not readable for {facts.rights.user or 'this user'}"
+    return None
+
+
+def refuse_unknown(overrides: Mapping[str, CheckOverride]) -> None:
+    """Raises UsageError for a check that the profile changes and that does not exist."""
+    from ddtree_ops.doctor.active import ACTIVE
+
+    known = [*CHECKS, *ACTIVE, *(rule.id for rule in arch_table().rules)]
+    for name in overrides:
+        if name not in known:
+            raise UsageError(
+                f"the profile's checks: no check or arch rule {name!r}{nearest(name, known)}",
+                hint="ddtree doctor --list shows them all",
+            )
