@@ -109,7 +109,7 @@ ACTIVE: dict[str, Active] = {
         Active("p2p-copy", "p2p_copy", "copies between GPUs arrive as they were sent",
                "iommu=pt on the kernel's command line, ACS off; until then NCCL_P2P_DISABLE=1 in the profile's env",
                "silent P2P corruption under an IOMMU", _copies, 180),
-        Active("all-reduce", "all_reduce", "an all-reduce of 4 KB and 64 MB ends, with the right sum, at the profile's TP",
+        Active("all-reduce", "all_reduce", "an all-reduce of 4 KB and 64 MB ends, and is right, at the profile's TP",
                "NCCL_P2P_DISABLE=1 in the profile's env; see pcie-iommu, pcie-acs, p2p-atomics",
                "hang at the first all-reduce on PCIe boxes", _reduce, 150),
     )
