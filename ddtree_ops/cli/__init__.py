@@ -37,6 +37,7 @@ def main() -> None:
         build,
         demo,
         deploy,
+        doctor,
         history,
         hosts,
         init,

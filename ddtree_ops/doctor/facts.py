@@ -201,11 +201,34 @@ class Disk(msgspec.Struct, frozen=True):
     noexec: bool = False
 
 
+class Dflash(msgspec.Struct, frozen=True):
+    """``dflash_config`` of a drafter."""
+
+    target_layer_ids: list[int] | None = None
+    block_size: int | None = None
+    num_target_layers: int | None = None
+    mask_token_id: int | None = None
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """The numbers of a config.json that two models must agree on; a multimodal model's text part counts."""
+
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    num_hidden_layers: int | None = None
+    max_position_embeddings: int | None = None
+    block_size: int | None = None
+    num_target_layers: int | None = None
+    architectures: list[str] = []
+    quantization: str | None = None
+    dflash: Dflash | None = None
+
+
 class Model(msgspec.Struct, frozen=True):
-    """A model's directory; ``config`` holds the numbers that two models must agree on."""
+    """A model's directory: what of its weights is missing, damaged, or not for the service's user to read."""
 
     present: bool = False
-    config: dict[str, Any] | None = None
+    config: ModelConfig | None = None
     shards: int = 0
     other_weights: list[str] = []
     bytes: int = 0

@@ -102,14 +102,18 @@ def gpu_arch(case: Case) -> Iterator[Seen]:
 )
 def gpu_memory(case: Case) -> Iterator[Seen]:
     wanted = case.deployment.host.gpus.memory_gib
-    for gpu in case.gpus:
-        # Names are round: 96 GiB shows as 95.6, 288 GB as 268 GiB.
-        if gpu.memory_total_mib is not None and not 0.85 * wanted <= gpu.memory_total_mib / 1024 <= 1.15 * wanted:
-            yield Seen(
-                f"GPU {gpu.index} has {gpu.memory_total_mib / 1024:.0f} GiB",
-                f"about {wanted} GiB",
-                "correct gpus.memory_gib in the inventory; is it MIG, or another card?",
-            )
+    # Names are round: 96 GiB shows as 95.6, 288 GB as 268 GiB.
+    wrong = [
+        f"GPU {gpu.index}: {gpu.memory_total_mib / 1024:.0f} GiB"
+        for gpu in case.gpus
+        if gpu.memory_total_mib is not None and not 0.85 * wanted <= gpu.memory_total_mib / 1024 <= 1.15 * wanted
+    ]
+    if wrong:
+        yield Seen(
+            listed(wrong),
+            f"about {wanted} GiB ({case.deployment.host.file})",
+            "correct gpus.memory_gib in the inventory; is it MIG, or another card?",
+        )
 
 
 @check(
@@ -157,13 +161,14 @@ def gpu_held(case: Case) -> Iterator[Seen]:
     reference="NVIDIA GPU memory error management",
 )
 def gpu_ecc(case: Case) -> Iterator[Seen]:
-    for gpu in case.gpus:
-        if gpu.ecc_uncorrected:
-            yield Seen(
-                f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors",
-                "0: results may be wrong",
-                f"{case.ssh}: nvidia-smi -q -d ECC,ROW_REMAPPER -i {gpu.index}; drain, reset, or replace the card",
-            )
+    bad = [gpu for gpu in case.gpus if gpu.ecc_uncorrected]
+    if bad:
+        yield Seen(
+            listed(f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected errors" for gpu in bad),
+            "0: results may be wrong",
+            f"{case.ssh}: nvidia-smi -q -d ECC,ROW_REMAPPER -i {','.join(str(gpu.index) for gpu in bad)}; "
+            "drain, reset, or replace the card",
+        )
 
 
 @check(
@@ -216,14 +221,14 @@ def gpu_xid(case: Case) -> Iterator[Seen]:
     reference="nvidia-smi -q -d PERFORMANCE",
 )
 def gpu_throttle(case: Case) -> Iterator[Seen]:
-    for gpu in case.gpus:
-        slowed = [reason for reason in gpu.throttle if reason in SLOWDOWNS]
-        if slowed:
-            yield Seen(
-                f"GPU {gpu.index}: {listed(slowed)}{f', {gpu.temperature} C' if gpu.temperature is not None else ''}",
-                "no slowdown",
-                f"{case.ssh}: nvidia-smi -q -d TEMPERATURE,POWER -i {gpu.index}; fans, airflow, power cables",
-            )
+    slowed = [(gpu, [reason for reason in gpu.throttle if reason in SLOWDOWNS]) for gpu in case.gpus]
+    slowed = [(gpu, reasons) for gpu, reasons in slowed if reasons]
+    if slowed:
+        yield Seen(
+            listed(f"GPU {gpu.index} at {gpu.temperature} C: {listed(reasons)}" for gpu, reasons in slowed),
+            "no slowdown",
+            f"{case.ssh}: nvidia-smi -q -d TEMPERATURE,POWER; fans, airflow, power cables",
+        )
 
 
 @check(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ddtree_ops.doctor.check import Case, Seen, check, gib, listed
-from ddtree_ops.doctor.facts import Model
+from ddtree_ops.doctor.facts import Dflash, Model, ModelConfig
 from ddtree_ops.units import cache_directory, uses_gpus
 
 GROUP = "disk and models"
@@ -74,7 +73,7 @@ def _models(case: Case) -> Iterator[tuple[str, str, Model]]:
             yield what, path, case.facts.models[path]
 
 
-def _whole(case: Case) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def _whole(case: Case) -> tuple[ModelConfig, ModelConfig] | None:
     """The configurations of target and drafter, when both are there."""
     found = {what: model.config for what, _, model in _models(case)}
     target, drafter = found.get("target"), found.get("drafter")
@@ -174,7 +173,7 @@ def model_readable(case: Case) -> Iterator[Seen]:
 )
 def model_vocabulary(case: Case) -> Iterator[Seen]:
     for what, path, model in _models(case):
-        there, said = (model.config or {}).get("vocab_size"), case.profile.vocab_size
+        there, said = (model.config or ModelConfig()).vocab_size, case.profile.vocab_size
         if what == "target" and there is not None and said is not None and there != said:
             yield Seen(
                 f"{path} has a vocabulary of {there}",
@@ -188,9 +187,9 @@ def model_vocabulary(case: Case) -> Iterator[Seen]:
 )
 def drafter_vocabulary(case: Case) -> Iterator[Seen]:
     both = _whole(case)
-    if both and both[0].get("vocab_size") != both[1].get("vocab_size"):
+    if both and both[0].vocab_size != both[1].vocab_size:
         yield Seen(
-            f"target {both[0].get('vocab_size')}, drafter {both[1].get('vocab_size')}",
+            f"target {both[0].vocab_size}, drafter {both[1].vocab_size}",
             "one vocabulary",
             "this drafter was made for another model: take the one that belongs to the target",
         )
@@ -208,8 +207,8 @@ def drafter_layers(case: Case) -> Iterator[Seen]:
     both = _whole(case)
     if not both:
         return
-    layers, section = both[0].get("num_hidden_layers"), both[1].get("dflash")
-    ids = (section or {}).get("target_layer_ids")
+    layers = both[0].num_hidden_layers
+    ids = (both[1].dflash or Dflash()).target_layer_ids
     if not ids:
         yield Seen(
             "no dflash_config.target_layer_ids",
@@ -236,8 +235,8 @@ def drafter_depth(case: Case) -> Iterator[Seen]:
     both = _whole(case)
     if not both:
         return
-    said = (both[1].get("dflash") or {}).get("num_target_layers", both[1].get("num_target_layers"))
-    there = both[0].get("num_hidden_layers")
+    said = (both[1].dflash or Dflash()).num_target_layers or both[1].num_target_layers
+    there = both[0].num_hidden_layers
     if said is not None and there is not None and said != there:
         yield Seen(
             f"num_target_layers {said}, the target has {there}",
@@ -256,9 +255,9 @@ def drafter_depth(case: Case) -> Iterator[Seen]:
 )
 def drafter_width(case: Case) -> Iterator[Seen]:
     both = _whole(case)
-    if both and both[0].get("hidden_size") != both[1].get("hidden_size"):
+    if both and both[0].hidden_size != both[1].hidden_size:
         yield Seen(
-            f"target {both[0].get('hidden_size')}, drafter {both[1].get('hidden_size')}",
+            f"target {both[0].hidden_size}, drafter {both[1].hidden_size}",
             "one hidden_size",
             "this drafter was made for another model: take the one that belongs to the target",
         )
@@ -276,8 +275,8 @@ def drafter_context(case: Case) -> Iterator[Seen]:
     both = _whole(case)
     if not both:
         return
-    served = case.profile.context_length or both[0].get("max_position_embeddings")
-    own = both[1].get("max_position_embeddings")
+    served = case.profile.context_length or both[0].max_position_embeddings
+    own = both[1].max_position_embeddings
     if served and own and own < served:
         yield Seen(
             f"the drafter knows {own} positions",
@@ -293,7 +292,7 @@ def drafter_block(case: Case) -> Iterator[Seen]:
     both = _whole(case)
     if not both:
         return
-    own = (both[1].get("dflash") or {}).get("block_size", both[1].get("block_size"))
+    own = (both[1].dflash or Dflash()).block_size or both[1].block_size
     if own is not None and own != case.profile.block_size:
         yield Seen(
             f"the drafter's block_size is {own}",

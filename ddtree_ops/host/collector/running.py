@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from ..agent.base import JSON, NAME, read_json, safe
+from ..agent.base import JSON, NAME, read_bytes, read_json, safe
 from ..agent.causes import cause
 from ..agent.system import port_owner, server_info
 from .tools import Box, properties, whole
@@ -149,14 +149,24 @@ def log(box: Box) -> JSON:
     if not NAME.fullmatch(name):
         return {"readable": False, "causes": []}
     if box.text("supervisor", "systemd") == "systemd":
-        said = box.ask("journalctl", "-u", f"{name}.service", "-q", "--no-pager", "-o", "cat", "-n", "2000", quiet=True)
+        said = box.ask(
+            "journalctl",
+            "-u",
+            f"{name}.service",
+            "-q",
+            "--no-pager",
+            "-o",
+            "cat",
+            "-n",
+            "2000",
+            "--since=-24h",
+            quiet=True,
+        )
         text, readable = said.text, not said.problem and (os.geteuid() == 0 or bool(said.text))
     else:
         path = Path(box.text("root")) / "services" / name / "run" / "log"
-        text, readable = "", path.exists()
-        with contextlib.suppress(OSError), path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 18)))
-            text = file.read(1 << 18).decode("utf-8", errors="replace")
+        text = (read_bytes(path, 1 << 18, tail=True) or b"").decode("utf-8", errors="replace")
+        readable = os.access(path, os.R_OK) or not path.exists()
     return {"readable": readable, "causes": log_causes(text)}
 
 

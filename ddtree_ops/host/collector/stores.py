@@ -114,6 +114,8 @@ def shard_problem(path: Path) -> str | None:
     """Why a safetensors file is not whole: its header says where the last tensor ends."""
     with contextlib.suppress(OSError):
         size = path.stat().st_size
+        if not path.is_file():  # a pipe would be waited for
+            return "no regular file"
         with path.open("rb") as file:
             start = file.read(8)
             if start.startswith(LFS_POINTER[:8]):
