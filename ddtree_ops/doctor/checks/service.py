@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from ddtree_ops.doctor.check import Case, Seen, check
@@ -245,7 +244,7 @@ def verdict_stale(case: Case) -> Iterator[Seen]:
     if service.generation is None:
         return
     do = f"ddtree verify-exactness --host {case.deployment.host.name}"
-    now = case.facts.clock.unix or time.time()
+    now = case.facts.clock.unix
     if proven is None or proven.kind is None:
         yield Seen(f"generation {service.generation} has no verdict", "EXACT or NEAR-TIE", do)
     elif proven.kind not in ("EXACT", "NEAR-TIE"):
@@ -254,5 +253,5 @@ def verdict_stale(case: Case) -> Iterator[Seen]:
         )
     elif proven.driver and case.facts.driver.module and proven.driver != case.facts.driver.module:
         yield Seen(f"proven on driver {proven.driver}, now {case.facts.driver.module}", "one driver", do)
-    elif proven.at is not None and now - proven.at > STALE_DAYS * 86_400:
+    elif proven.at is not None and now is not None and now - proven.at > STALE_DAYS * 86_400:
         yield Seen(f"proven {(now - proven.at) / 86_400:.0f} days ago", f"within {STALE_DAYS} days", do)

@@ -11,7 +11,6 @@ for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10 pytho
     break
 done
 if [ -z "$python" ]; then
-    printf '{"format": 1, "no_python": "%s", "os": {"kernel": "%s", "machine": "%s"}}\n' \
-        "$seen" "$(uname -r)" "$(uname -m)"
+    printf '{"format": 1, "no_python": "%s"}\n' "$seen"
     exit 0
 fi

@@ -1,0 +1,126 @@
+"""Choosing checks, what a profile makes of them, what cannot be judged, and facts that are anything but facts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddtree_ops.doctor.check import CHECKS, Case
+from ddtree_ops.doctor.examine import chosen, examine
+from ddtree_ops.doctor.facts import host_facts
+from ddtree_ops.doctor.run import choose, with_clock
+from ddtree_ops.errors import UsageError
+
+from .recorded import deployment, healthy_case, load, sick_case, sick_reply
+
+
+def test_only_and_skip_take_checks_and_groups() -> None:
+    assert chosen(CHECKS, ["gpu-ecc"], []) == {"gpu-ecc"}
+    assert chosen(CHECKS, ["clock"], ["clock-sync"]) == {"clock-offset"}
+    assert chosen(CHECKS, [], ["GPUs"]) == {name for name, check in CHECKS.items() if check.group != "GPUs"}
+    with pytest.raises(UsageError, match="did you mean 'gpu-ecc'"):
+        chosen(CHECKS, ["gpu-ec"], [])
+
+
+def test_an_active_check_needs_active() -> None:
+    with pytest.raises(UsageError, match="runs things on the host"):
+        choose(["all-reduce"], [], active=False)
+    assert choose(["all-reduce"], [], active=True) == {"all-reduce"}
+    assert "imports" not in choose([], [], active=False)
+    assert "imports" in choose([], ["GPUs"], active=True)
+
+
+@pytest.mark.parametrize(("severity", "failed"), [("error", True), ("info", False)])
+def test_a_profile_raises_and_lowers_a_check_with_its_reason(tmp_path: Path, severity: str, failed: bool) -> None:
+    case = sick_case(tmp_path, "power-limited")
+    over = f"checks: {{gpu-power: {{severity: {severity}, reason: the rack has 20 kW}}}}\n"
+    report = examine(Case(deployment(tmp_path / "o", "ct200", over), case.facts))
+    (found,) = report.findings
+    assert (found.severity, found.reason, report.failed) == (severity, "the rack has 20 kW", failed)
+
+
+def test_a_silenced_check_is_shown_with_its_reason(tmp_path: Path) -> None:
+    over = "checks: {gpu-power: {severity: 'off', reason: the rack has 20 kW}}\n"
+    report = examine(Case(deployment(tmp_path / "o", "ct200", over), sick_case(tmp_path / "s", "power-limited").facts))
+    assert report.findings == [] and not report.failed
+    assert [(found.id, found.reason) for found in report.silenced] == [("gpu-power", "the rack has 20 kW")]
+    assert "1 silenced" in report.summary()
+
+
+def test_a_check_that_does_not_exist_cannot_be_silenced(tmp_path: Path) -> None:
+    over = "checks: {gpu-pwr: {severity: 'off', reason: r}}\n"
+    with pytest.raises(UsageError, match="did you mean 'gpu-power'"):
+        examine(healthy_case(tmp_path, "ct200", over))
+
+
+def test_what_cannot_be_judged_is_said_and_not_passed(tmp_path: Path) -> None:
+    reply = load("healthy", "ct200")
+    del reply["bus"]
+    reply["kernel_log"]["readable"] = False
+    reply["clock"] = "noon"
+    report = examine(Case(deployment(tmp_path, "ct200"), host_facts(reply)))
+    assert set(report.not_made) == {"pcie-acs", "gpu-xid", "clock-offset", "clock-sync"}
+    assert "not collected" in report.not_made["pcie-acs"]
+    assert "not readable for root" in report.not_made["gpu-xid"]
+    assert not set(report.not_made) & set(report.passed)
+    assert [found.id for found in report.findings] == ["facts-malformed"] and report.failed
+
+
+def test_the_reference_engine_needs_no_gpu(tmp_path: Path) -> None:
+    report = examine(Case(deployment(tmp_path, "local"), host_facts(sick_reply("driver-not-loaded"))))
+    assert not [found for found in report.findings if found.group in ("GPUs", "topology", "driver, CUDA and fabric")]
+
+
+def test_how_far_a_clock_is_off_is_what_is_certain() -> None:
+    assert with_clock({"clock": {"unix": 105.0}}, 100, 110)["clock"]["behind_s"] == 0
+    assert with_clock({"clock": {"unix": 70.0}}, 100, 110)["clock"]["behind_s"] == 30
+    assert with_clock({"clock": {"unix": 150.0}}, 100, 110)["clock"]["behind_s"] == -40
+    assert with_clock({"clock": {"unix": "x"}}, 100, 110)["clock"] == {"unix": "x"}
+    assert with_clock({"clock": 7}, 100, 110) == {"clock": 7}
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything below a value."""
+    found = [path] if path else []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        found += places(inner, (*path, key))
+    return found
+
+
+REPLIES = {name: load("healthy", name) for name in ("ct200", "b300")}
+
+
+@given(data=st.data(), name=st.sampled_from(["ct200", "b300"]))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_facts_whatever_crash_it(tmp_path: Path, data: st.DataObject, name: str) -> None:
+    """Given a healthy host's facts with a few of them replaced by anything, there is a report."""
+    reply = copy.deepcopy(REPLIES[name])
+    for _ in range(data.draw(st.integers(1, 3))):
+        path = data.draw(st.sampled_from(places(reply)))
+        node = reply
+        for key in path[:-1]:
+            node = node[key]
+        node[path[-1]] = data.draw(ANY)
+    where = tmp_path / name
+    made = deployment(where, name) if not where.exists() else _again(where, name)
+    report = examine(Case(made, host_facts(reply)))
+    assert len({*report.passed, *report.not_made, *(f.id for f in report.findings)}) == len(CHECKS)
+
+
+def _again(where: Path, name: str) -> Any:
+    from ddtree_ops.model import load_workspace, resolve
+
+    return resolve(load_workspace(where), name, None, "over")
