@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, command
 from ddtree_ops.cli.screen import Screen, local_time
@@ -11,11 +13,20 @@ if TYPE_CHECKING:
     from ddtree_ops.deploy.facts import Facts
     from ddtree_ops.model import Deployment
 
+WatchOption = Annotated[
+    bool, typer.Option("--watch", help="Tokens/s, accept length, requests, VRAM and temperature, until Ctrl-C.")
+]
+IntervalOption = Annotated[float, typer.Option("--interval", min=0.2, max=3600, help="Seconds between two looks.")]
+CountOption = Annotated[int | None, typer.Option("--count", min=1, help="With --watch: end after so many looks.")]
+
 
 @command("status", "Look")
 def status(
     host: HostOption = None,
     service: ServiceOption = None,
+    watch: WatchOption = False,
+    interval: IntervalOption = 2.0,
+    count: CountOption = None,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:
@@ -25,6 +36,10 @@ def status(
     from ddtree_ops.deploy.run import open_session
 
     screen = Screen(json_=json_)
+    if watch:
+        from ddtree_ops.cli.watch import watch as live
+
+        return live(screen, select(host, service, None, workspace), interval, count)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         with open_session(deployment) as session:

@@ -73,7 +73,7 @@ def prove(
     ``overrides``: fields of the plan that an operator asked for; ``recording`` collects the outputs.
     """
     with transport.forward(port) as url:
-        plan = gate_plan(profile, url, expect, workspace, _api_key(transport, profile))
+        plan = gate_plan(profile, url, expect, workspace, api_key(transport, profile))
         plan = dataclasses.replace(plan, **(overrides or {}))
         tell = (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None
         return run_gate(plan, tell, recording)
@@ -84,10 +84,10 @@ def preflight(transport: Transport, profile: Profile, workspace: Path | None) ->
 
     Raises UsageError for prompts or limits that cannot give a verdict, Failed for an api key that cannot be read.
     """
-    check_plan(gate_plan(profile, "http://127.0.0.1", {}, workspace, _api_key(transport, profile)))
+    check_plan(gate_plan(profile, "http://127.0.0.1", {}, workspace, api_key(transport, profile)))
 
 
-def _api_key(transport: Transport, profile: Profile) -> str | None:
+def api_key(transport: Transport, profile: Profile) -> str | None:
     """The service's key, read on the host as root and kept in memory only. Raises Failed when it cannot be read."""
     if profile.api_key is None or profile.api_key.file is None:
         return None

@@ -22,6 +22,8 @@ PARTS = (
 LIMIT_S = 2.7
 #: A reply is a few tens of KiB; more is not one of ours.
 REPLY_LIMIT = 4 << 20
+#: What sh and Python may take to start, in seconds, on a host that is loaded to its limits.
+START_S = 30
 
 
 @functools.cache
@@ -56,7 +58,7 @@ def collect(transport: Transport, asked: dict[str, Any]) -> dict[str, Any]:
     result = transport.run(
         argv,
         stdin=script().encode(),
-        timeout=float(asked["limit_s"]) + 15,
+        timeout=float(asked["limit_s"]) + START_S,
         root=transport.may_root,
         limit=REPLY_LIMIT,
     )

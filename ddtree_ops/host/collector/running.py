@@ -78,17 +78,27 @@ def service(box: Box) -> JSON:
     if isinstance(n, int):
         here = base / "generations" / str(n)
         meta = read_json(here / "generation.json") or {}
-        verdict = read_json(here / "verified.json") or read_json(here / "verdict.json") or {}
+        verdict, at = last_verdict(here)
         found |= {
             "generation": n,
             "release": safe(str(meta.get("release") or ""), cap=80) or None,
             "unit_proven": {
                 "kind": safe(str(verdict.get("kind")), cap=40) if verdict else None,
-                "at": verdict.get("t") if isinstance(verdict.get("t"), (int, float)) else None,
+                "at": at,
                 "driver": safe(str((verdict.get("binds") or {}).get("driver") or ""), cap=40) or None,
             },
         }
     return found
+
+
+def last_verdict(generation: Path) -> tuple[JSON, float | None]:
+    """The verdict that counts and when it was written: verify-exactness's where it decided, else the deploy's."""
+    for name in ("verified.json", "verdict.json"):
+        verdict = read_json(generation / name)
+        if verdict is not None and (name == "verdict.json" or verdict.get("kind") != "INCONCLUSIVE"):
+            with contextlib.suppress(OSError):
+                return verdict, (generation / name).stat().st_mtime
+    return {}, None
 
 
 def members(name: str) -> list[int]:
