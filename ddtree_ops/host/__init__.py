@@ -12,7 +12,7 @@ import re
 from importlib import resources
 
 PARTS = (
-    *("base", "system", "form", "supervisors", "service", "releases"),
+    *("base", "system", "form", "supervisors", "plain", "service", "guard", "releases"),
     *("facts", "recovery", "applier", "engine", "verbs", "entry"),
 )
 _DOCSTRING = re.compile(r'\A"""(.*?)"""\n', re.DOTALL)

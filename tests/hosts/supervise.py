@@ -68,7 +68,7 @@ def boot(host: Path, root: Path, hostname: str, machine: str) -> None:
                     "--keep-unit",
                     f"--network-namespace-path=/run/netns/{machine}",
                 ),
-                *("--capability=CAP_NET_ADMIN", "--private-users=no", "--resolv-conf=off", "--timezone=off"),
+                *("--capability=CAP_NET_ADMIN,CAP_BPF,CAP_PERFMON", "--system-call-filter=bpf", "--private-users=no", "--resolv-conf=off", "--timezone=off"),
                 *("--link-journal=no", "--console=read-only"),
             ],
             stdin=subprocess.DEVNULL,

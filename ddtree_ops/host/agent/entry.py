@@ -12,6 +12,7 @@ from .applier import Applier
 from .base import JSON, NAME, HostError, absolute, as_error, named, safe
 from .engine import supervise
 from .facts import collect, generation, history, logs, probe, status
+from .guard import guard
 from .releases import ingest, install, missing, receive, staged
 from .service import Service
 from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock, verdict
@@ -20,6 +21,7 @@ VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "probe": probe, "status": status, "history": history, "generation": generation, "logs": logs, "collect": collect,
     "bootstrap": bootstrap, "missing": missing, "staged": staged, "ingest": ingest, "install": install,
     "apply": apply, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
+    "guard": guard,
     "stop": power, "start": power, "restart": power,
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ from .base import (
 )
 from .facts import gpus
 from .form import Form
+from .guard import lift_guard, try_lift_guard
 from .service import Service
 from .supervisors import Systemd
 from .system import boot_id, http_get, mismatches, port_owner, server_info
@@ -125,6 +126,7 @@ def recover(service: Service, reason: str, boot: bool = False) -> JSON:
     state = service.state()
     pending = state["pending"]
     if pending is None:
+        try_lift_guard(service)
         service.close_journal()
         return {"result": "nothing", "generation": state["confirmed"]}
     txn, confirmed = pending["txn"], state["confirmed"]
@@ -162,6 +164,7 @@ def conclude(service: Service, txn: str, event: str, confirmed: int | None, reas
     """Stand down and complete the journal; what cannot be journaled now is completed by whoever comes next."""
     last = service.stand_down(txn, event, confirmed, reason=reason, **more)
     service.tidy(confirmed)
+    try_lift_guard(service)
     try:
         service.close_journal()
     except OSError as error:
@@ -184,6 +187,7 @@ def restore(service: Service, pending: JSON, boot: bool) -> bool:
             sup.start(30, block=False)
         return False
     sup.halt(stop_s)  # first of all: what failed its proof serves no more, whatever comes
+    lift_guard(service)  # it was for what is not proven
     sup.place(Form() if before is None else sup.form_of(before))
     if before is None:
         return True
@@ -213,17 +217,19 @@ def keep_evidence(service: Service, pending: JSON, reason: str) -> list[str]:
     try:
         known = service.secret_values(pending["to"])
         lines = [safe(line, known, 2000) for line in service.sup.log_tail(200)]
+        cards = gpus()
         if base.is_dir():
             place = make_dir(base / "evidence" / txn)
             write_file(place / "log.txt", "\n".join(lines).encode()[-LOG_CAP:] + b"\n", 0o640)
             verdict = read_bytes(service.txn_dir(txn) / "verdict.json", 8 << 20)
             if verdict is not None:
                 write_file(place / "verdict.json", verdict)
-            write_json(place / "why.json", {"reason": reason, "gpus": gpus()})
+            write_json(place / "why.json", {"reason": reason, "gpus": cards})
     except (OSError, HostError) as error:
         service.try_log(txn, "evidence", "fail", reason=as_error(error).message)
     else:
-        service.try_log(txn, "evidence", "done", log=lines[-20:])
+        where = str(base / "evidence" / txn)
+        service.try_log(txn, "evidence", "done", log=lines[-20:], gpus=cards, where=where)
     return lines[-20:]
 
 
