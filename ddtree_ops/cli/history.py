@@ -23,7 +23,7 @@ def history(
 ) -> int:
     """Every deploy and rollback of a service with its end, newest last."""
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 

@@ -19,8 +19,8 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     """Every service of every host: reachable, what runs, how it was proven. Exit 6 if a host cannot be reached."""
     from ddtree_ops.cli.fleet import worst
     from ddtree_ops.cli.status import summary
-    from ddtree_ops.deploy.plan import unproven
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.drift import unproven
+    from ddtree_ops.deploy.session import open_session
     from ddtree_ops.errors import DdtreeError
     from ddtree_ops.model import find_workspace, load_workspace, resolve
 

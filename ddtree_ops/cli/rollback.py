@@ -27,18 +27,19 @@ def rollback(
 ) -> int:
     """Go back to the previous (or the named) generation. It passes the exactness gate or the host stays as it is."""
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy import run
+    from ddtree_ops.deploy import rollback as back
+    from ddtree_ops.deploy.session import open_session, settle
 
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        with run.open_session(deployment) as session:
+        with open_session(deployment) as session:
             seen = session.probe()
             if not screen.ask(f"Roll {deployment.service_name} on {deployment.host.name} back?", yes=yes):
                 return 1, {"outcome": {"result": "declined"}, "summary": "declined"}
-            if run.settle(session, seen, screen):
+            if settle(session, seen, screen):
                 seen = session.probe()
-            outcome = run.rollback(session, seen, to, screen)
+            outcome = back.rollback(session, seen, to, screen)
             report(screen, outcome)
             snap_after(screen, session)
             return 0, {"outcome": outcome.as_json(), "summary": f"generation {outcome.generation} {outcome.result}"}

@@ -21,8 +21,8 @@ def status(
 ) -> int:
     """What runs on a host, since when, which release, its accept length and the last verdict. Changes nothing."""
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.plan import find_drift, unproven
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.drift import find_drift, unproven
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 

@@ -19,7 +19,7 @@ import pytest
 
 from ddtree_ops.deploy.attend import Attendance
 from ddtree_ops.deploy.follow import STOOD_S, Follower
-from ddtree_ops.deploy.run import Session
+from ddtree_ops.deploy.session import Session
 from ddtree_ops.errors import Failed, Interrupted, Unreachable
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import init_workspace, load_workspace, resolve

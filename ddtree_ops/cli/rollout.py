@@ -1,0 +1,138 @@
+"""A deploy over one host or many: look at all of them, show the plans, ask once, change them in order."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ddtree_ops.cli.deploy import report, snap_after
+from ddtree_ops.cli.fleet import Done, attempt, each, finish
+from ddtree_ops.cli.plan import show
+from ddtree_ops.cli.screen import Screen
+from ddtree_ops.deploy import planfile, run
+from ddtree_ops.deploy.facts import Facts
+from ddtree_ops.deploy.plan import Plan
+from ddtree_ops.deploy.session import Options, Session, open_session, settle
+from ddtree_ops.model import Deployment, Workspace
+from ddtree_ops.release import release_id
+
+PARALLEL = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """One host that was looked at: its open connection, what would change, what was seen."""
+
+    session: Session
+    plan: Plan
+    seen: Facts
+    stored: planfile.Stored | None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to change, and nobody left anything to clear up."""
+        return not self.plan.changes and self.seen.unfinished is None and self.seen.lock is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """What ``ddtree deploy`` was told, and doing it."""
+
+    workspace: Workspace
+    options: Options
+    keep_going: bool
+    snapshot: bool
+    yes: bool
+    screen: Screen
+    _committing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+    def run(self, wanted: Sequence[tuple[Deployment, planfile.Stored | None]]) -> int:
+        """The exit code. A host that cannot be looked at stops everything before anything is touched, unless
+        ``keep_going``.
+        """
+        deployments = [deployment for deployment, _ in wanted]
+        with contextlib.ExitStack() as stack:
+            ready, done = self._look(wanted, stack)
+            if done and not self.keep_going:
+                return finish(self.screen, deployments, done)
+            for one in ready.values():
+                self._show(one)
+            busy = [one.plan for one in ready.values() if not one.idle]
+            names = ", ".join(f"{plan.service} to {plan.host}" for plan in busy)
+            if busy and not self.screen.ask(f"Deploy {names}?", yes=self.yes):
+                declined = (1, {"outcome": {"result": "declined"}, "summary": "declined"})
+                return finish(self.screen, deployments, dict.fromkeys(range(len(deployments)), declined))
+            width = min(self.workspace.max_unavailable, len(deployments))
+
+            def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+                index = deployments.index(deployment)
+                if index in done:
+                    return done[index]
+                screen = self.screen.named(deployment.host.name) if width > 1 else self.screen
+                return self._change(ready[index], screen)
+
+            return each(self.screen, deployments, act, stop_at_first_failure=not self.keep_going, width=width)
+
+    def _look(
+        self, wanted: Sequence[tuple[Deployment, planfile.Stored | None]], stack: contextlib.ExitStack
+    ) -> tuple[dict[int, Ready], Done]:
+        """Probe and plan everywhere at once; what failed is in the second."""
+        ready: dict[int, Ready] = {}
+
+        def look(index: int) -> tuple[int, dict[str, Any]]:
+            def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+                session = stack.enter_context(open_session(deployment))
+                ready[index] = self._plan(session, wanted[index][1])
+                return 0, {}
+
+            return attempt(act, wanted[index][0])
+
+        if len(wanted) == 1:
+            looked = [look(0)]
+        else:
+            with ThreadPoolExecutor(PARALLEL) as pool:
+                looked = list(pool.map(look, range(len(wanted))))
+        return dict(sorted(ready.items())), {index: found for index, found in enumerate(looked) if found[0] != 0}
+
+    def _plan(self, session: Session, stored: planfile.Stored | None) -> Ready:
+        if stored is None:
+            return Ready(session, *session.plan(self.options), None)
+        seen = session.probe(stored.plan.release)
+        if seen.unfinished is None and seen.lock is None:
+            self._require(session, stored, seen)
+        return Ready(session, stored.plan, seen, stored)
+
+    def _require(self, session: Session, stored: planfile.Stored, seen: Facts) -> None:
+        planfile.require_unmoved(stored, seen)
+        deployment = session.deployment
+        planfile.require_release(stored, seen, release_id(deployment.profile.engine, arch=deployment.host.gpus.arch))
+
+    def _show(self, one: Ready) -> None:
+        plan = one.plan
+        if one.idle:
+            self.screen.say(f"{plan.host}: {plan.service} generation {plan.to} runs and is proven, nothing to change")
+        else:
+            show(self.screen, plan, one.seen)
+
+    def _change(self, one: Ready, screen: Screen) -> tuple[int, dict[str, Any]]:
+        session, plan, seen = one.session, one.plan, one.seen
+        if one.idle:
+            return 0, {"outcome": {"result": "unchanged", "generation": plan.to}, "summary": "unchanged"}
+        if settle(session, seen, screen):
+            if one.stored is None:
+                plan, seen = session.plan(self.options)
+                show(screen, plan, seen)
+            else:
+                seen = session.probe(plan.release)
+        if one.stored is not None:
+            self._require(session, one.stored, seen)
+        outcome = run.deploy(session, plan, seen, screen)
+        report(screen, outcome)
+        if self.snapshot and outcome.result == "confirmed":
+            with self._committing:
+                snap_after(screen, session)
+        return 0, {"outcome": outcome.as_json(), "summary": f"generation {outcome.generation} {outcome.result}"}
