@@ -263,12 +263,15 @@ class Attendance:
             return None  # somebody else is at it already; the journal goes on
         except Unreachable as error:
             self._ui.warn(error.message)
+            with contextlib.suppress(Unreachable):  # the host may have restarted; the follower has its own connection
+                self._link.reconnect()
             return None
         if reply.get("result") == "nothing" and not self._began:
             raise Failed(f"{self._host.name}: the host never began with the plan; nothing was changed")
         if reply.get("result") == "nothing" and self._gone > 1:
             stands = reply.get("generation")
-            event = "confirmed" if stands == self._sealed["target"] else "recovered"
+            stopped = any(entry.get("step") == "stop" for entry in self.entries)
+            event = "confirmed" if stands == self._sealed["target"] else "recovered" if stopped else "unchanged"
             return {"step": "end", "event": event, "generation": stands, "reason": "its applier died"}
         return None
 

@@ -118,7 +118,8 @@ def try_health(service: Service, n: int, health: JSON) -> tuple[list[str], str]:
 def recover(service: Service, reason: str, boot: bool = False) -> JSON:
     """Finish what an applier left, whatever it left. The caller holds the lock. Idempotent.
 
-    Nothing pending: only the journal is completed. Nothing stopped yet: the transaction is closed, unchanged.
+    Nothing pending: only the journal is completed, also of a transaction that ended before it was accepted. Nothing
+    stopped yet: the transaction is closed, unchanged.
     Else the generation before it is restored and proven. At boot (ordered before the service) nothing is started
     from here: the start job that waits behind us, or one queued without waiting, runs the restored unit.
     Raises stuck, with the commands to run, when the restore fails; then it stays pending and may be run again.
@@ -128,6 +129,7 @@ def recover(service: Service, reason: str, boot: bool = False) -> JSON:
     if pending is None:
         try_lift_guard(service)
         service.close_journal()
+        service.close_unaccepted(reason)
         return {"result": "nothing", "generation": state["confirmed"]}
     txn, confirmed = pending["txn"], state["confirmed"]
     service.free_reserve()

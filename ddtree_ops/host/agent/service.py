@@ -103,6 +103,14 @@ class Service:
         if not ends or ends[-1].get("event") != last["event"]:
             self.journal.append(last)
 
+    def close_unaccepted(self, reason: str) -> None:
+        """End the journal's last transaction where its applier died before ``state.json`` knew of it."""
+        begun = [
+            entry["txn"] for entry in self.journal.entries() if (entry["step"], entry["event"]) == ("accept", "begin")
+        ]
+        if begun and not any(entry["step"] == "end" for entry in self.journal.entries(begun[-1])):
+            self.log(begun[-1], "end", "unchanged", generation=self.state()["confirmed"], reason=reason)
+
     def log(self, txn: str, step: str, event: str, **more: Any) -> None:
         self.journal.append({"txn": txn, "step": step, "event": event, "mono": round(time.monotonic(), 3), **more})
 
