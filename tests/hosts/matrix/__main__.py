@@ -58,9 +58,12 @@ class Runner:
 
     def work(self, rows: queue.SimpleQueue[Row], kind: str) -> None:
         with self._lock:  # disks and links are made one after the other
-            self._made += 1
-            host = self.lab.host(f"m{self._made}")
-        world = World(host, self.folder / host.name, base="tiny" if kind == "reference" else "scripted")
+            hosts = []
+            for _ in range(3 if kind == "fleet" else 1):
+                self._made += 1
+                hosts.append(self.lab.host(f"m{self._made}"))
+        base = "tiny" if kind == "reference" else "scripted"
+        world = World(hosts[0], self.folder / hosts[0].name, base=base, others=hosts[1:])
         while time.monotonic() < self.until:
             try:
                 row = rows.get_nowait()
@@ -103,7 +106,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="fault-matrix-") as folder, laboratory() as lab:
         runner = Runner(lab, Path(folder), RESULTS, key, until)
         threads = []
-        for kind, workers in (("scripted", given.workers), ("reference", 1)):
+        for kind, workers in (("scripted", given.workers), ("reference", 1), ("fleet", 1)):
             waiting: queue.SimpleQueue[Row] = queue.SimpleQueue()
             mine = [row for row in left if row.world == kind]
             for row in mine:

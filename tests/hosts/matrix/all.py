@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .fleet import fleet
 from .row import Row
 from .rows import moments
+from .scenes import scenes
 
 
 def every_row() -> list[Row]:
     """In the order in which they are taken: the long ones first, so that no host waits for one at the end."""
-    found = [*moments()]
+    found = [*moments(), *scenes(), *fleet()]
     assert len({row.name for row in found}) == len(found), "two rows have one name"
     return sorted(found, key=lambda row: "for ever" not in row.name)

@@ -1,8 +1,8 @@
-"""A server that the gate finds exact and that starts in a moment: a "model" whose next token is a hash of the last ones.
+"""A server that the gate finds exact and that starts in a moment: its "model" says a hash of the last tokens.
 
 It stands where the release's engine stands, takes the same arguments, and speaks SGLang's HTTP as far as the gate asks.
-Standard library only. ``--script WORD`` makes it misbehave: ``sick`` (never healthy), ``wrong`` (tokens that are not the
-model's), ``die`` (ends soon after it is healthy).
+Standard library only. ``--script WORD`` makes it misbehave: ``sick`` (never healthy), ``wrong`` (tokens that are not
+the model's), ``die`` (ends soon after it is healthy).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import json
 import os
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 VOCABULARY = 2048
 CONTEXT = 4
@@ -41,7 +40,7 @@ def arguments(words: list[str]) -> dict[str, str]:
 
 
 class Handler(BaseHTTPRequestHandler):
-    given: dict[str, str] = {}
+    given: ClassVar[dict[str, str]]
 
     def do_GET(self) -> None:
         script = self.given.get("script", "")
@@ -67,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         if stop is not None:
             finish, output = {"type": "stop", "matched": output[stop]}, output[: stop + 1]
         steps = -(-max(len(output) - 1, 0) // DEPTH)
-        meta = {
+        meta: dict[str, Any] = {
             "finish_reason": finish,
             "prompt_tokens": len(ids),
             "completion_tokens": len(output),
@@ -81,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
             meta["input_token_logprobs"] = [entry for entry, _ in found]
             meta["input_top_logprobs"] = [top for _, top in found]
             if found:
-                meta["input_token_logprobs"][0][0], meta["input_top_logprobs"][0] = None, None
+                found[0][0][0], meta["input_top_logprobs"][0] = None, None
         self.answer(200, {"text": "", "output_ids": output, "meta_info": meta})
 
     def info(self) -> dict[str, Any]:
@@ -125,7 +124,7 @@ def main() -> None:
     server = ThreadingHTTPServer((Handler.given["host"], int(Handler.given["port"])), Handler)
     print("ready on http://" + Handler.given["host"], flush=True)
     if Handler.given.get("script") == "die":
-        threading.Thread(target=lambda: (time.sleep(1), os._exit(3)), daemon=True).start()
+        threading.Timer(1, os._exit, (3,)).start()
     server.serve_forever()
 
 

@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ddtree_ops.deploy.session import Session, open_session
+from ddtree_ops.deploy.session import open_session
 from ddtree_ops.model import load_workspace, resolve
 from ddtree_ops.remote.ship import ship
 
@@ -44,10 +44,12 @@ ASK = """
 import json, sys, urllib.request
 def ask(path, body=None):
     data = None if body is None else json.dumps(body).encode()
-    return json.load(urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}{path}", data), timeout=10))
-sampling = {"temperature": 0, "max_new_tokens": 24}
+    request = urllib.request.Request(f"http://127.0.0.1:{sys.argv[1]}{path}", data)
+    return json.load(urllib.request.urlopen(request, timeout=10))
+how = {"temperature": 0, "max_new_tokens": 24}
 info = ask("/server_info")
-outputs = [ask("/generate", {"input_ids": ids, "sampling_params": sampling})["output_ids"] for ids in json.loads(sys.argv[2])]
+asked = [{"input_ids": ids, "sampling_params": how} for ids in json.loads(sys.argv[2])]
+outputs = [ask("/generate", body)["output_ids"] for body in asked]
 print(json.dumps({"budget": info.get("speculative_ddtree_budget"), "outputs": outputs}))
 """
 FILL = """
@@ -101,12 +103,17 @@ class ScriptedRelease:
 
 
 class World:
-    """The host, the workspace, and which of the two profiles is the proven one (``old``) and which is tried (``new``)."""
+    """The host, the workspace, and which of the two profiles is proven (``old``) and which is tried (``new``).
 
-    def __init__(self, host: TestHost, folder: Path, *, user: str = "root", base: str = "scripted") -> None:
+    ``others``: further hosts of the workspace, brought to the same beginning.
+    """
+
+    def __init__(
+        self, host: TestHost, folder: Path, *, base: str = "scripted", others: Sequence[TestHost] = ()
+    ) -> None:
         folder.mkdir(parents=True)
-        self.host, self.base = host, base
-        self.workspace = Workspace(folder, {host: user}, base=base)
+        self.host, self.base, self.others = host, base, others
+        self.workspace = Workspace(folder, dict.fromkeys((host, *others), "root"), base=base)
         if base == "scripted":
             self.workspace.program = CLIENT
             lines = [json.dumps({"input_ids": ids}) for ids in PROMPTS]
@@ -122,30 +129,35 @@ class World:
 
     def ready(self) -> None:
         """The old profile is deployed, proven and running; on an empty disk where the row before left anything else."""
-        self.host.up()
+        for host in (self.host, *self.others):
+            host.up()
         if not self.clean:
-            self.host.reset()
             self.old, self.new = PROFILES
-            self.install()
-            self.ddtree("deploy", "--profile", self.old, "--yes", "--no-snapshot")
+            for host in (self.host, *self.others):
+                host.reset()
+                self.install(host.name)
+        if self.others or not self.clean:
+            self.workspace.ddtree(*self.everywhere("deploy", self.old), "--overwrite")
         self.clean = False
         self.pid = self.main_pid()
 
-    def install(self) -> None:
+    def install(self, name: str) -> None:
         """The release; the reference engine's comes by the deploy itself."""
         if self.base == "scripted":
-            made = self.json("plan", "--profile", self.old, code=3)["hosts"][0]["plan"]
-            with self.session() as session:
+            made = self.workspace.json("plan", "--host", name, "--profile", self.old, code=3)["hosts"][0]["plan"]
+            with open_session(resolve(load_workspace(self.workspace.path), name, SERVICE, None)) as session:
                 session.agent.bootstrap()
                 ship(session.agent, ScriptedRelease(made["release"]))
 
-    def session(self) -> Session:
-        return open_session(resolve(load_workspace(self.workspace.path), self.host.name, SERVICE, None))
+    def everywhere(self, verb: str, profile: str) -> list[str]:
+        """The words that do it to all of the workspace's hosts."""
+        return [verb, "--host", "all", "--profile", profile, "--yes", "--no-snapshot"]
 
     # the client
 
     def words(self, *words: str) -> list[str]:
-        return [*words[:1], "--host", self.host.name, *words[1:]]
+        """For this host, unless they say for which."""
+        return list(words) if "--host" in words else [*words[:1], "--host", self.host.name, *words[1:]]
 
     def ddtree(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         return self.workspace.ddtree(*self.words(*words), code=code)
@@ -212,14 +224,14 @@ class World:
     def wait_settled(self) -> None:
         wait_for("the host to settle", lambda: not self.applying(), SETTLED_S)
 
-    def serves(self) -> str | None:
+    def serves(self, host: TestHost | None = None) -> str | None:
         """The profile whose service answers exactly; None when nothing answers. Raises RowFailed for wrong tokens."""
         deadline = time.monotonic() + 20
         while True:
-            done = self.host.run(["python3", "-c", ASK, str(PORT), json.dumps(PROMPTS)])
+            done = (host or self.host).run(["python3", "-c", ASK, str(PORT), json.dumps(PROMPTS)])
             if done.returncode == 0:
                 break
-            active = self.host.sh(f"systemctl show -P ActiveState {SERVICE}").strip()
+            active = (host or self.host).sh(f"systemctl show -P ActiveState {SERVICE}").strip()
             if active not in ("active", "activating") or time.monotonic() > deadline:
                 return None
             time.sleep(0.2)

@@ -1,0 +1,465 @@
+"""The rows that are a story of their own: bad releases, drift, ports, keys, rights, two clients, rollbacks, plans."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+from ..machine import wait_for
+from ..test_main_job import FAULT, PORT, SERVICE
+from .row import End, Row
+from .world import HOME, UNIT, World, edit_inventory
+
+LISTEN = "import socket,time; s=socket.create_server(('0.0.0.0',{port})); time.sleep(600)"
+WRONG_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZ"
+OTHER_PORT = PORT + 7
+
+
+def tried(world: World, name: str, **keys: object) -> str:
+    """A profile that is the new one and something more; its name."""
+    world.workspace.profile(name, extends=world.new, **keys)
+    return name
+
+
+def deploys(profile: Callable[[World], str], *more: str) -> Callable[[World], int]:
+    return lambda world: world.start("deploy", "--profile", profile(world), "--yes", "--no-snapshot", *more).wait()
+
+
+def plain(*more: str) -> Callable[[World], int]:
+    return deploys(lambda world: world.new, *more)
+
+
+def told(world: World, client_said: str, *texts: str) -> None:
+    for text in texts:
+        assert text in client_said, f"{text!r} is not in: {client_said[-1500:]}"
+
+
+# what is deployed is bad
+
+
+def refused_by_the_gate(name: str, said: str, world_kind: str = "scripted", **keys: object) -> Row:
+    """Back on the old one, which is proven again; evidence on the host and here."""
+
+    def act(world: World) -> int:
+        client = world.start("deploy", "--profile", tried(world, "bad", **keys), "--yes", "--no-snapshot")
+        code = client.wait()
+        told(world, client.said(), said, "it answers: EXACT", "evidence: ", "evidence on the host: ")
+        (kept,) = (world.workspace.path / "evidence" / world.host.name).glob("*.json")
+        evidence = json.loads(kept.read_text())
+        assert evidence["end"]["event"] == "recovered" and evidence["journal"], evidence["end"]
+        assert any(entry.get("gpus") for entry in evidence["journal"] if entry["step"] == "evidence"), "no GPUs' state"
+        kept.unlink()
+        on_host = world.host.sh(f"ls {HOME}/generations/*/evidence/{evidence['txn']}").split()
+        assert {"log.txt", "why.json"} <= set(on_host), on_host
+        return code
+
+    kind = "reference" if world_kind == "reference" else "scripted"
+    return Row(name, "old", 5, act, world=kind, short=name == "healthy but wrong tokens, scripted")  # type: ignore[arg-type]
+
+
+def crash_loop(kind: str) -> Row:
+    """Healthy, and killed as often as it comes back."""
+
+    def act(world: World) -> int:
+        client = world.start()
+        wait_for("the gate", lambda: "proving that it is exact" in client.said() or client.code() is not None, 90)
+        world.host.sh(f"kill -9 $(systemctl show -P MainPID {SERVICE})")
+        return client.wait()
+
+    return Row(f"healthy, then a crash loop, {kind}", "old", 5, act, world=kind)  # type: ignore[arg-type]
+
+
+# what is there is in the way
+
+
+def foreign_listener(world: World, port: int) -> None:
+    world.host.sh(f'systemd-run --quiet --unit=foreign python3 -c "{LISTEN.format(port=port)}"')
+    wait_for("the listener", lambda: f":{port}" in world.host.sh("ss -ltn"), 10)
+
+
+def end_listener(world: World) -> None:
+    world.host.sh("systemctl stop foreign")
+
+
+def port_taken() -> Row:
+    def act(world: World) -> int:
+        foreign_listener(world, OTHER_PORT)
+        set_port(world, OTHER_PORT)
+        client = world.start()
+        code = client.wait()
+        told(world, client.said(), f"port {OTHER_PORT} is taken by python3")
+        return code
+
+    def mend(world: World) -> None:
+        end_listener(world)
+        set_port(world, PORT)
+
+    return Row("the port is taken by a foreign process", "untouched", 1, act, mend=mend, short=True)
+
+
+def set_port(world: World, port: int) -> None:
+    services = {SERVICE: {"base": world.base, "profile": "b8k4", "port": port, "gpus": []}}
+    edit_inventory(world, services=services)
+
+
+def port_taken_in_between() -> Row:
+    """Neither the new nor the old one can have it: a hand is needed, and the printed command is enough of one."""
+
+    def act(world: World) -> int:
+        world.halt("stop done")
+        client = world.start()
+        world.halted(client)
+        foreign_listener(world, PORT)
+        world.go_on()
+        code = client.wait()
+        told(world, client.said(), "the restore failed")
+        world.workspace.path.with_suffix(".command").write_text(printed_command(client.said()))
+        return code
+
+    return Row(
+        "the port is taken while nothing serves", "stopped", 9, act, mend=lambda world: by_hand(world, end_listener)
+    )
+
+
+def printed_command(said: str) -> str:
+    return next(line.strip() for line in said.splitlines() if "ddtree-host recover" in line)
+
+
+def by_hand(world: World, first: Callable[[World], object]) -> None:
+    """What an operator does after exit 9: mend it, and run the command that was printed, as it was printed."""
+    first(world)
+    world.host.sh(world.workspace.path.with_suffix(".command").read_text())
+    assert world.serves() == world.old, "the printed command did not bring the old one back"
+
+
+def restore_fails() -> Row:
+    def act(world: World) -> int:
+        world.halt("gate begin")
+        client = world.start()
+        world.halted(client)
+        world.host.sh(f"mv {HOME}/generations/{world.state()['confirmed']}/unit /root/unit.aside")
+        client.interrupt()
+        time.sleep(1)
+        world.go_on()
+        code = client.wait()
+        world.workspace.path.with_suffix(".command").write_text(printed_command(client.said()))
+        return code
+
+    def put_back(world: World) -> None:
+        world.host.sh(f"mv /root/unit.aside {HOME}/generations/{world.state()['confirmed']}/unit")
+
+    return Row("the restore fails", "stopped", 9, act, mend=lambda world: by_hand(world, put_back), short=True)
+
+
+def old_one_dead(bad: bool) -> Row:
+    def act(world: World) -> int:
+        world.host.sh(f"systemctl stop {SERVICE}")
+        profile = tried(world, "bad", extra_args=["--script", "wrong"]) if bad else world.new
+        return world.start("deploy", "--profile", profile, "--yes", "--no-snapshot").wait()
+
+    if bad:
+        return Row("the old service dead before a deploy that fails", "stopped", 5, act)
+    return Row("the old service dead before a deploy", "new", 0, act)
+
+
+def old_one_crashing() -> Row:
+    """It kept failing when the deploy began; what is restored is started again."""
+
+    def act(world: World) -> int:
+        for _ in range(5):
+            world.host.sh(f"systemctl kill -s KILL {SERVICE} || true; sleep 0.2; systemctl restart {SERVICE} || true")
+        world.host.sh(f"systemctl kill -s KILL {SERVICE}; sleep 0.5")
+        assert world.host.sh(f"systemctl show -P ActiveState {SERVICE}").strip() in ("failed", "activating")
+        profile = tried(world, "bad", extra_args=["--script", "wrong"])
+        return world.start("deploy", "--profile", profile, "--yes", "--no-snapshot").wait()
+
+    return Row("the old service failing before a deploy that fails", "old", 5, act)
+
+
+# rollback
+
+
+def rollback(name: str, code: int, damage: str, said: str) -> Row:
+    """From the new one to the one before, which is ``damage``d: the new one stays."""
+
+    def act(world: World) -> int:
+        before = world.state()["confirmed"]
+        world.ddtree("deploy", "--profile", world.new, "--yes", "--no-snapshot")
+        world.host.sh(damage.format(base=f"{HOME}/generations/{before}"))
+        client = world.start("rollback", "--to", str(before), "--yes")
+        found = client.wait()
+        told(world, client.said(), said)
+        return found
+
+    return Row(f"rollback, {name}", "new", code, act)
+
+
+def rollback_to_a_bad_one() -> Row:
+    """The generation is whole and was never good."""
+
+    def act(world: World) -> int:
+        world.ddtree("deploy", "--profile", world.new, "--yes", "--no-snapshot")
+        world.ddtree("deploy", "--profile", tried(world, "bad", extra_args=["--script", "wrong"]), "--yes", code=5)
+        newest = max(map(int, world.host.sh(f"ls {HOME}/generations").split()))
+        return world.start("rollback", "--to", str(newest), "--yes").wait()
+
+    return Row("rollback, the target fails its gate", "new", 5, act)
+
+
+# two at once
+
+
+def two_clients(at_once: bool) -> Row:
+    def act(world: World) -> int:
+        if at_once:
+            first, second = world.start(), world.start()
+            codes = sorted((first.wait(), second.wait()))
+            assert codes[0] == 0 and codes[1] in (0, 1, 7), (codes, first.said(), second.said())
+            return 0
+        world.halt("gate begin")
+        first = world.start()
+        world.halted(first)
+        second = world.start()
+        assert second.wait() == 7, second.said()
+        told(world, second.said(), "is being deployed by", "deploy to generation")
+        world.go_on()
+        return first.wait()
+
+    return Row(
+        "two clients " + ("at the same moment" if at_once else "one after the other"), "new", 0, act, short=at_once
+    )
+
+
+def unlocked() -> Row:
+    def act(world: World) -> int:
+        world.halt("health begin")
+        client = world.start()
+        world.halted(client)
+        other = world.start("unlock", "--reason", "lunch", "--yes")
+        time.sleep(2.5)
+        world.go_on()
+        assert other.wait() == 0, other.said()
+        code = client.wait()
+        told(world, client.said(), "told to stop by ", "unlocked: lunch")
+        told(world, world.ddtree("history").stdout, "unlocked: lunch")
+        return code
+
+    return Row("unlocked by another", "old", 5, act, short=True)
+
+
+def rebooted() -> Row:
+    def act(world: World) -> int:
+        world.halt("health begin")
+        client = world.start()
+        world.halted(client)
+        world.go_on()
+        world.host.sh("systemctl reboot")
+        time.sleep(3)
+        wait_for("the host to be back", lambda: world.host.leader and ssh_answers(world), 60)
+        world.host.up()
+        assert world.host.run(["systemctl", "is-system-running", "--wait"]).stdout.strip() == b"running"
+        return client.wait()
+
+    return Row("reboot in mid-deploy", "old", 5, act)
+
+
+def ssh_answers(world: World) -> bool:
+    try:
+        with socket.create_connection((world.host.address, 22), timeout=1) as link:
+            return link.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+# drift
+
+DRIFT = {
+    "unit edited": (f"echo '# x' >>{UNIT}", "was edited on the host"),
+    "drop-in added": (
+        f"mkdir -p {UNIT}.d; echo '[Service]' >{UNIT}.d/50-x.conf",
+        "50-x.conf was added by somebody else",
+    ),
+    "unit masked": (f"rm {UNIT}; ln -s /dev/null {UNIT}", "is masked"),
+    "unit replaced by a link": (f"mv {UNIT} /root/x.service; ln -s /root/x.service {UNIT}", "was replaced by a link"),
+    "unit gone": (f"rm {UNIT}", "is gone"),
+    "service disabled": (f"systemctl disable -q {SERVICE}", "it would not start at boot"),
+    "link added": (
+        f"mkdir -p /etc/systemd/system/basic.target.wants; ln -s {UNIT} /etc/systemd/system/basic.target.wants/",
+        "its links are",
+    ),
+    "environment edited": (
+        f"echo 'A=b' >>$(ls -d {HOME}/generations/*/env | sort -V | tail -1)",
+        "was edited or is gone",
+    ),
+}
+
+
+def drift(kind: str) -> Row:
+    edit, said = DRIFT[kind]
+
+    def act(world: World) -> int:
+        confirmed = world.state()["confirmed"]
+        world.host.sh(
+            edit.replace(
+                f"$(ls -d {HOME}/generations/*/env | sort -V | tail -1)", f"{HOME}/generations/{confirmed}/env"
+            )
+        )
+        world.host.sh("systemctl daemon-reload")
+        shown = world.ddtree("plan", "--profile", world.new, code=3).stdout
+        assert "drift: " in shown and said in shown, shown
+        client = world.start()
+        return client.wait()
+
+    return Row(f"drift, {kind}", "untouched", 1, act, again=("--overwrite",), short=kind == "drop-in added")
+
+
+def another_history() -> Row:
+    """What runs came from a branch that this workspace does not have."""
+
+    def act(world: World) -> int:
+        git = world.workspace.git
+        git("checkout", "-q", "-b", f"aside-{time.time_ns()}")
+        git("commit", "-q", "--allow-empty", "-m", "Aside")
+        world.ddtree("deploy", "--profile", world.new, "--yes", "--no-snapshot")
+        git("checkout", "-q", "main")
+        client = world.start("deploy", "--profile", world.old, "--yes", "--no-snapshot")
+        code = client.wait()
+        told(world, client.said(), "not in the history of yours")
+        # What was refused is allowed in so many words; the row's own last deploy then is a plain one.
+        world.ddtree("deploy", "--profile", world.old, "--yes", "--no-snapshot", "--overwrite")
+        world.ddtree("deploy", "--profile", world.new, "--yes", "--no-snapshot")
+        return code
+
+    return Row("deployed before from another history", "new", 1, act)
+
+
+# plan files
+
+
+def plan_file(moved: bool) -> Row:
+    def act(world: World) -> int:
+        file = world.workspace.path.parent / f"{world.host.name}.plan"
+        world.ddtree("plan", "--profile", world.new, "-o", str(file), code=3)
+        if moved:
+            world.ddtree("deploy", "--profile", world.new, "--yes", "--no-snapshot")
+        argv = ["deploy", str(file), "--yes", "--no-snapshot"]
+        done = world.workspace.ddtree(*argv, code=1 if moved else 0)
+        if moved:
+            told(world, done.stderr, "the host moved since the plan was made")
+        return done.returncode
+
+    if moved:
+        return Row("a plan file, and the host moved", "new", 1, act)
+    return Row("a plan file", "new", 0, act, short=True)
+
+
+# who may, and to whom
+
+
+def rights(name: str, user: str, sudo: bool, end: End, code: int) -> Row:
+    def act(world: World) -> int:
+        edit_inventory(world, user=user, sudo=sudo)
+        return world.start().wait()
+
+    def mend(world: World) -> None:
+        edit_inventory(world, user="root", sudo=False)
+
+    return Row(name, end, code, act, mend=mend)
+
+
+def host_key(name: str, key: str | None, said: str) -> Row:
+    def act(world: World) -> int:
+        edit_inventory(world, host_key=key)
+        client = world.start()
+        code = client.wait()
+        told(world, client.said(), said)
+        return code
+
+    def mend(world: World) -> None:
+        edit_inventory(world, host_key=world.host.hostkey)
+
+    return Row(name, "untouched", 6, act, mend=mend)
+
+
+# who reaches what is not proven
+
+
+def reached(world: World) -> bool:
+    """From another machine than the host."""
+    try:
+        socket.create_connection((world.host.address, PORT), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def guarded(what: str) -> Row:
+    """The profile serves beyond the host: nobody else reaches it before it is confirmed, everybody after."""
+
+    def act(world: World) -> int:
+        wide = tried(world, "wide", bind="0.0.0.0", open="a closed network")
+        assert "tried on the host" in world.ddtree("plan", "--profile", wide, code=3).stdout
+        world.halt("gate begin")
+        client = world.start("deploy", "--profile", wide, "--yes", "--no-snapshot")
+        world.halted(client)
+        assert not reached(world), "what is not proven is reached from outside"
+        if what == "killed":
+            client.kill()
+        elif what == "power lost":
+            world.host.powerloss()
+            world.host.up()
+            return client.wait()
+        world.go_on()
+        code = client.wait()
+        if what == "confirmed":
+            assert reached(world), "what is proven is not reached"
+        return code
+
+    end: End = "new" if what == "confirmed" else "old"
+    code = {"confirmed": 0, "killed": -9, "power lost": 5}[what]
+    return Row(f"an open port, guarded until confirm, {what}", end, code, act, short=what == "confirmed")
+
+
+def scenes() -> Iterator[Row]:
+    yield refused_by_the_gate("never healthy", "not healthy within 1 s", "reference", load_timeout_s=1)
+    yield refused_by_the_gate("healthy but wrong tokens", "FAIL", "reference", extra_args=["--fault", FAULT])
+    yield refused_by_the_gate(
+        "accept length 1.0", "accept length 1.0", "reference", extra_args=["--fault", "rank-local-draft-ids"]
+    )
+    yield crash_loop("reference")
+    yield refused_by_the_gate("healthy but wrong tokens, scripted", "FAIL", extra_args=["--script", "wrong"])
+    yield refused_by_the_gate(
+        "never healthy, scripted", "not healthy within", extra_args=["--script", "sick"], load_timeout_s=3
+    )
+    yield refused_by_the_gate(
+        "healthy, then dead, scripted", "died after it was healthy", extra_args=["--script", "die"]
+    )
+    yield port_taken()
+    yield port_taken_in_between()
+    yield restore_fails()
+    for bad in (False, True):
+        yield old_one_dead(bad)
+    yield old_one_crashing()
+    yield rollback("the target is missing", 1, "rm -r {base}", "there is no generation")
+    yield rollback("the target has no unit", 1, "rm {base}/unit", "has no unit")
+    yield rollback("the target is damaged", 1, "echo '# x' >>{base}/unit", "was edited or is gone")
+    yield rollback_to_a_bad_one()
+    for at_once in (False, True):
+        yield two_clients(at_once)
+    yield unlocked()
+    yield rebooted()
+    for kind in DRIFT:
+        yield drift(kind)
+    yield another_history()
+    for moved in (False, True):
+        yield plan_file(moved)
+    yield rights("sudo without a password", "deploy", True, "new", 0)
+    yield rights("sudo with a password", "asks", True, "untouched", 6)
+    yield rights("a user without sudo", "plain", True, "untouched", 6)
+    yield rights("a user without sudo, and the inventory knows", "plain", False, "untouched", 6)
+    yield host_key("an unknown host key", None, "host_key")
+    yield host_key("a changed host key", WRONG_KEY, "SHA256:")
+    for what in ("confirmed", "killed", "power lost"):
+        yield guarded(what)
