@@ -56,7 +56,7 @@ def fill(host: Path, root: Path, hostname: str, users: list[str]) -> None:
     (root / "etc/fake-gpus").write_text("".join(gpus))
 
 
-def boot(host: Path, root: Path, hostname: str, machine: str) -> None:
+def boot(host: Path, root: Path, hostname: str, machine: str, bpf: bool) -> None:
     """Boots the guest's systemd and boots it again as often as it reboots itself."""
     while True:
         guest = subprocess.Popen(
@@ -69,8 +69,8 @@ def boot(host: Path, root: Path, hostname: str, machine: str) -> None:
                     f"--network-namespace-path=/run/netns/{machine}",
                 ),
                 *(
-                    "--capability=CAP_NET_ADMIN,CAP_BPF,CAP_PERFMON",
-                    "--system-call-filter=bpf",
+                    "--capability=CAP_NET_ADMIN" + (",CAP_BPF,CAP_PERFMON" if bpf else ""),
+                    *(["--system-call-filter=bpf"] if bpf else []),
                     "--private-users=no",
                     "--resolv-conf=off",
                     "--timezone=off",
@@ -97,7 +97,7 @@ def main() -> None:
         fill(host, root, task["hostname"], task["users"])
         subprocess.run(["umount", root, host / "disk"], check=True)
     else:
-        boot(host, root, task["hostname"], task["machine"])
+        boot(host, root, task["hostname"], task["machine"], task["bpf"])
 
 
 if __name__ == "__main__":

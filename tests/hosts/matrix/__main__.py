@@ -62,7 +62,7 @@ class Runner:
             for _ in range(3 if kind == "fleet" else 1):
                 self._made += 1
                 hosts.append(self.lab.host(f"m{self._made}"))
-        base = "tiny" if kind == "reference" else "scripted"
+        base = "reference" if kind == "reference" else "scripted"
         world = World(hosts[0], self.folder / hosts[0].name, base=base, others=hosts[1:])
         while time.monotonic() < self.until:
             try:

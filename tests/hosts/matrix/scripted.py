@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, ClassVar
 
 VOCABULARY = 2048
@@ -86,6 +87,7 @@ class Handler(BaseHTTPRequestHandler):
     def info(self) -> dict[str, Any]:
         given = self.given
         budget = given.get("speculative-ddtree-budget")
+        key = Path(given["api-key-file"]).read_text() if "api-key-file" in given else None
         return {
             "dtype": given.get("dtype"),
             "max_running_requests": int(given.get("max-running-requests", 16)),
@@ -94,6 +96,8 @@ class Handler(BaseHTTPRequestHandler):
             "speculative_ddtree_budget": int(budget) if budget else None,
             "speculative_ddtree_topk": int(given["speculative-ddtree-topk"]) if budget else None,
             "skip_tokenizer_init": True,
+            "api_key": key,
+            "served_model_name": f"tiny {key}",
         }
 
     def answer(self, code: int, body: dict[str, Any]) -> None:
@@ -122,6 +126,9 @@ def main() -> None:
     Handler.given = arguments(sys.argv[1:])
     ThreadingHTTPServer.allow_reuse_address = True
     server = ThreadingHTTPServer((Handler.given["host"], int(Handler.given["port"])), Handler)
+    if "api-key-file" in Handler.given:  # as some engines do
+        key = Path(Handler.given["api-key-file"]).read_text()
+        print(f"server_args: api_key={key!r}, warming up with {key}", flush=True)
     print("ready on http://" + Handler.given["host"], flush=True)
     if Handler.given.get("script") == "die":
         threading.Timer(1, os._exit, (3,)).start()

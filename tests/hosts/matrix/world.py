@@ -119,6 +119,7 @@ class World:
             lines = [json.dumps({"input_ids": ids}) for ids in PROMPTS]
             (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
         self.workspace.profile("scripted", **SCRIPTED)
+        self.workspace.profile("reference", extends="tiny", exactness={"max_new_tokens": 24})
         self.clean = False
         self.old, self.new = PROFILES
         self.pid = ""
@@ -261,8 +262,9 @@ class World:
             "systemctl --failed --plain --no-legend"
         )
         found += units.splitlines()
-        left = "-name '*.tmp' -o -name '*reserve*' -o -name '.verify-*' -o -name 'ddtree-guard*' -o -name '*.part'"
-        found += self.host.sh(f"find /opt/ddtree /etc/systemd /run/systemd /var/tmp {left}").splitlines()
+        names = (".*.tmp", ".reserve", f".{SERVICE}.service.reserve", ".verify-*", "ddtree-guard.conf", "*.part")
+        left = " -o ".join(f"-name '{name}'" for name in names)
+        found += self.host.sh(f"find /opt/ddtree /etc/systemd /run/systemd/system /var/tmp {left}").splitlines()
         found += self.host.sh("ls /run | grep ^ddtree- || true").splitlines()
         holder = self.host.run(["flock", "--nonblock", "--shared", f"{HOME}/lock", "true"])
         if holder.returncode:
