@@ -20,13 +20,13 @@ def test_the_plan_says_what_the_host_can_enforce(lab: Lab, tmp_path: Path, bpf: 
     world = World(host, tmp_path / "ws")
     world.workspace.profile("wide", extends="b8k4", bind="0.0.0.0", open="a closed network")
     before = host.sh(
-        "find /etc/systemd /run/systemd/system /opt; systemctl list-units --all --no-legend --plain 'run-*'"
+        "find /etc/systemd /run/systemd/system /opt; systemctl list-units --all --no-legend --plain 'run-*.service'"
     )
     with open_session(resolve(load_workspace(world.workspace.path), host.name, SERVICE, None)) as session:
         assert session.agent.call("guard")["able"] is bpf
     assert said in world.ddtree("plan", "--profile", "wide", code=3).stdout
     assert "it binds 127.0.0.1" in world.ddtree("plan", code=3).stdout
     after = host.sh(
-        "find /etc/systemd /run/systemd/system /opt; systemctl list-units --all --no-legend --plain 'run-*'"
+        "find /etc/systemd /run/systemd/system /opt; systemctl list-units --all --no-legend --plain 'run-*.service'"
     )
     assert after == before

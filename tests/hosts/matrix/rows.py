@@ -71,7 +71,7 @@ def killed(moment: str) -> Row:
         world.go_on()
 
     end: End = "new" if moment in DECIDED else "old"
-    return Row(f"client killed at {moment}", end, -9, at(moment, then), short=moment == "gate begin")
+    return Row(f"client killed at {moment}", end, -9, at(moment, then), short=moment == "gate done")
 
 
 def interrupted(moment: str) -> Row:
@@ -84,9 +84,7 @@ def interrupted(moment: str) -> Row:
     early = moment in BEFORE_STOP and moment != "accept begin"
     end: End = "new" if moment in DECIDED else "untouched" if early else "old"
     code = 0 if moment in DECIDED else 130
-    return Row(
-        f"client interrupted at {moment}", end, code, at(moment, then), short=moment in ("accept begin", "start done")
-    )
+    return Row(f"client interrupted at {moment}", end, code, at(moment, then), short=moment == "start done")
 
 
 def cut_for(moment: str, seconds: float | None) -> Row:
@@ -126,7 +124,7 @@ def power_lost(moment: str) -> Row:
     confirmed = moment == "confirm done"
     end: End = "new" if confirmed else "old"
     code = 0 if confirmed else 1 if moment in BEFORE_STOP else 5
-    return Row(f"power lost at {moment}", end, code, act, short=moment in ("switch done", "confirm begin"))
+    return Row(f"power lost at {moment}", end, code, act, short=moment == "switch done")
 
 
 def disk_full(write: str) -> Row:

@@ -15,6 +15,17 @@ from .world import HOME, UNIT, World, edit_inventory
 LISTEN = "import socket,time; s=socket.create_server(('0.0.0.0',{port})); time.sleep(600)"
 WRONG_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIIzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZzZ"
 OTHER_PORT = PORT + 7
+# A drafter of the right form that learned nothing: all of its weights are zero.
+BLANK_DRAFTER = """
+rm -rf /opt/blank-draft; cp -rL /opt/ddtree/releases/*/share/pair/draft /opt/blank-draft; chmod -R u+w /opt/blank-draft
+python3 - <<'END'
+with open("/opt/blank-draft/model.safetensors", "r+b") as file:
+    head = int.from_bytes(file.read(8), "little")
+    left = file.seek(0, 2) - 8 - head
+    file.seek(8 + head)
+    file.write(bytes(left))
+END
+"""
 
 
 def tried(world: World, name: str, **keys: object) -> str:
@@ -39,10 +50,13 @@ def told(world: World, client_said: str, *texts: str) -> None:
 # what is deployed is bad
 
 
-def refused_by_the_gate(name: str, said: str, world_kind: str = "scripted", **keys: object) -> Row:
-    """Back on the old one, which is proven again; evidence on the host and here."""
+def refused_by_the_gate(
+    name: str, said: str, world_kind: str = "scripted", prepare: str = "true", **keys: object
+) -> Row:
+    """Back on the old one, which is proven again; evidence on the host and here. ``prepare`` runs there first."""
 
     def act(world: World) -> int:
+        world.host.sh(prepare)
         client = world.start("deploy", "--profile", tried(world, "bad", **keys), "--yes", "--no-snapshot")
         code = client.wait()
         told(world, client.said(), said, "it answers: EXACT", "evidence: ", "evidence on the host: ")
@@ -246,7 +260,7 @@ def unlocked() -> Row:
         told(world, world.ddtree("history").stdout, "unlocked: lunch")
         return code
 
-    return Row("unlocked by another", "old", 5, act, short=True)
+    return Row("unlocked by another", "old", 5, act)
 
 
 def rebooted() -> Row:
@@ -426,7 +440,7 @@ def scenes() -> Iterator[Row]:
     yield refused_by_the_gate("never healthy", "not healthy within 1 s", "reference", load_timeout_s=1)
     yield refused_by_the_gate("healthy but wrong tokens", "FAIL", "reference", extra_args=["--fault", FAULT])
     yield refused_by_the_gate(
-        "accept length 1.0", "accept length 1.0", "reference", extra_args=["--fault", "rank-local-draft-ids"]
+        "accept length 1.0", "accept length 1.00", "reference", prepare=BLANK_DRAFTER, drafter="/opt/blank-draft"
     )
     yield crash_loop("reference")
     yield refused_by_the_gate("healthy but wrong tokens, scripted", "FAIL", extra_args=["--script", "wrong"])

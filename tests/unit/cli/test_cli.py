@@ -136,6 +136,15 @@ def test_without_a_terminal_a_change_needs_yes(workspace: Path) -> None:
     assert "--yes" in refused.stderr
 
 
+def test_a_plan_file_leaves_nothing_else_to_say(workspace: Path, tmp_path: Path) -> None:
+    """What is no plan file is refused with its name, and so are options beside one."""
+    refused = ddtree(workspace, "deploy", str(tmp_path / "none.json"), "--yes")
+    assert refused.returncode == 2 and "none.json" in refused.stderr
+    for more in (["--host", "local"], ["--profile", "ar"], ["--overwrite"]):
+        both = ddtree(workspace, "deploy", "x.json", "--yes", *more)
+        assert both.returncode == 2 and "ddtree plan -o" in both.stderr
+
+
 def test_the_worst_exit_code_wins() -> None:
     order = [9, 5, 4, 8, 1, 7, 6, 3, 0]
     for better, other in itertools.combinations(order, 2):

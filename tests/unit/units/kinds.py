@@ -35,7 +35,8 @@ PIECES = st.lists(
     | st.text(alphabet="abcXYZ019._-/", max_size=6),
     max_size=4,
 ).map("".join)
-VALUES = PIECES | ANY
+WORDS = st.text(alphabet="abcz019_", min_size=1, max_size=8)
+VALUES = PIECES | ANY | WORDS
 PATHS = VALUES.map(lambda value: "/" + value) | VALUES
 
 
