@@ -39,6 +39,7 @@ def gate_plan(
         tree=tree_of(profile),
         expect=dict(expect),
         time_limit_s=exactness.time_limit_s,
+        methods=tuple(exactness.methods),
         api_key=api_key,
     )
 

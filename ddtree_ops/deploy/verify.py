@@ -67,7 +67,7 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
             f"verify counts are recorded in float32 only, and {profile.name} is {profile.dtype}",
             hint="tokens are recorded against a service whose algorithm is none",
         )
-    methods = known_methods(ask.methods)
+    methods = known_methods(ask.methods or profile.exactness.methods)
     overrides: dict[str, Any] = {"prompts": prompts, "prompt_set": prompt_set, "baseline": ask.baseline}
     if ask.record and speculates and "golden" not in methods:
         methods = (*(methods or ("self-score",)), "golden")

@@ -88,7 +88,8 @@ def judge_verify_counts(work: Work, group: Group, counts: dict[str, int], load: 
     for output in group.outputs.get(load, []):
         name = group.names[output.prompt]
         wanted = counts.get(name)
-        if wanted is None or output.verify_steps is None:
+        whole = output.limit == group.limits[output.prompt]
+        if wanted is None or output.verify_steps is None or not whole:
             continue
         work.evidence.verify_counts += 1
         if output.verify_steps != wanted:

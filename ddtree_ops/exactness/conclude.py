@@ -140,6 +140,9 @@ def _of_amount(evidence: Evidence) -> list[Reason]:
             tied = f"{seen.ties} of {seen.judged} tokens at {load} tie with another"
             message = f"{method}: {tied}: the scores do not tell tokens apart"
             reasons.append(Reason(effect="inconclusive", code="flat-scores", message=message))
+    if evidence.plan.algorithm != "none" and not evidence.plan.sampled_methods:
+        message = "temperature 0 only: what is sampled is unchecked (method distribution, or same-seed in float32)"
+        reasons.append(Reason(effect="note", code="greedy-only", message=message))
     if evidence.plan.second_turn_tokens and not evidence.second_turns_cached:
         message = (
             "no second turn was served from the cache (or the server does not tell), so KV left behind is unchecked"

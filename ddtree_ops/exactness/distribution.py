@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddtree_ops.exactness import judge
+from ddtree_ops.exactness import findings, judge
 from ddtree_ops.exactness.client import fresh_key
 from ddtree_ops.exactness.plan import Load
 from ddtree_ops.exactness.wire import Entry
@@ -35,9 +35,12 @@ TABLE: tuple[Mapping[str, float | int], ...] = (
     {"temperature": 1.0, "top_k": TOP_K, "top_p": 0.8},
     {"temperature": 1.0, "top_k": TOP_K, "min_p": 0.1},
     {"temperature": 0.7, "top_k": TOP_K},
+    {"temperature": 0.0},
+    {"temperature": 0.0, "frequency_penalty": 2.0},
 )
-"""All with top_k, so that the top TOP_K of a score hold the whole law; top_p and min_p at temperature 1 only, where the
-masses that they look at are those of the score."""
+"""Sampled rows have a top_k, so that the top TOP_K of a score hold the whole law; top_p and min_p at temperature 1
+only, where the masses that they look at are those of the score. Greedy rows among them show what leaks from one row
+into another, and penalties that are not the path's own."""
 
 SLACK = {"float32": 0.0, "float16": 0.01, "bfloat16": 0.03}
 """How far, as a distance of distribution functions, rounding may move a healthy law."""
@@ -103,6 +106,22 @@ def interval(entry: Entry, parameters: Mapping[str, float | int], edge: float) -
     return (1 - 1 / BINS, 1.0) if close else None
 
 
+def greedy(entry: Entry, index: int, output: Sequence[int], parameters: Mapping[str, float | int]) -> judge.Position:
+    """A greedy token against the best of the score under the penalties of ``output``, what was emitted before it.
+
+    The gap is to the best of the TOP_K: a better one that they do not hold makes it too small, never too large.
+    """
+    penalty, counts = float(parameters.get("frequency_penalty", 0.0)), Counter(output)
+    ranked = [(lp - penalty * counts[token], token, text) for lp, token, text in entry.top or () if lp is not None]
+    if not ranked or entry.logprob is None:
+        return judge.Position(index, entry.token, entry.text, entry.token, "", None, None)
+    ranked.sort(key=lambda one: -one[0])
+    best, best_id, best_text = ranked[0]
+    gap = max(0.0, best - (entry.logprob - penalty * counts[entry.token]))
+    two = best - ranked[1][0] if len(ranked) > 1 else None
+    return judge.Position(index, entry.token, entry.text, best_id, best_text, gap, two, entry.logprob)
+
+
 def tested(pools: Pools, dtype: str) -> list[Tested]:
     """Every pool against the uniform law, by the DKW bound at ALPHA over the number of pools, plus rounding's slack."""
     slack = SLACK.get(dtype, SLACK["bfloat16"])
@@ -145,7 +164,7 @@ def conclude(work: Work, pools: Pools) -> None:
 
 
 async def sample_group(work: Work, group: Group, load: Load, pools: Pools) -> None:
-    """Samples every prompt ROUNDS times at ``load``, scores what came, and adds it to the pools."""
+    """Asks every prompt ROUNDS times at ``load`` by TABLE's rows, and scores what came; the pools get what is drawn."""
     tally = work.evidence.judged(METHOD, load)
     edge = EDGE.get(work.plan.dtype, EDGE["bfloat16"])
 
@@ -159,6 +178,13 @@ async def sample_group(work: Work, group: Group, load: Load, pools: Pools) -> No
         whole = ids + tokens
         reply = await work.server.score(whole, start=len(ids) - 1, texts=False, top=TOP_K)
         work.validated(whole, len(ids), reply, name)
+        if not given["temperature"]:
+            judged = [greedy(one, i, tokens[:i], given) for i, one in enumerate(reply.entries[1:])]
+            tally.judged += len(judged)
+            for found in findings.of_positions(METHOD, name, load, judged, work.evidence.epsilon):
+                tally.add(found)
+                work.evidence.finding(found)
+            return
         # Not Python's hash, which differs from run to run: a verdict on the same answers is the same.
         noise = random.Random(f"{name} {turn}")
         for depth, entry in enumerate(reply.entries[1:]):

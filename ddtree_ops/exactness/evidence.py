@@ -27,8 +27,11 @@ class Judged:
     ties: int = 0
     near_ties: int = 0
     beyond: int = 0
+    largest_gap: float | None = None
 
     def add(self, found: Finding) -> None:
+        if found.gap is not None:
+            self.largest_gap = max(found.gap, self.largest_gap or 0.0)
         self.beyond += found.severity == "fail"
         self.near_ties += found.severity == "near-tie"
 
@@ -53,6 +56,7 @@ class Tally:
     def counts(self, load: Load, judged: Judged) -> RunCounts:
         accept = round(self.generated / self.verify_steps, 4) if self.verify_steps else None
         counted = {**vars(self), **vars(judged)}
+        del counted["largest_gap"]
         return RunCounts(concurrency=load.concurrency, mixed=load.mixed, accept_length=accept, **counted)
 
 

@@ -9,7 +9,7 @@ import time
 import httpx
 
 from ddtree_ops.errors import UsageError
-from ddtree_ops.exactness import judge, structure
+from ddtree_ops.exactness import judge, namespaces, structure
 from ddtree_ops.exactness.against import BASELINE
 from ddtree_ops.exactness.client import Server, Trouble, plain
 from ddtree_ops.exactness.conclude import conclude
@@ -118,7 +118,7 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
     if refused is not None:
         evidence.methods = _without_logprobs(plan, evidence, refused)
     contexts = [_size(info.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
-    return Facts(
+    facts = Facts(
         vocab_size=vocab,
         context=min((c for c in contexts if c), default=None),
         tokenizer=await _tokenizer(server, plan, evidence, info, refused is None),
@@ -126,6 +126,8 @@ async def _preflight(server: Server, plan: GatePlan, evidence: Evidence) -> Fact
         methods=evidence.methods,
         page=_size(info.get("page_size")) or LARGEST_PAGE,
     )
+    await namespaces.judge(server, evidence, facts)
+    return facts
 
 
 def _without_logprobs(plan: GatePlan, evidence: Evidence, refused: str) -> tuple[str, ...]:

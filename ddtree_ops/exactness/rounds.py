@@ -199,7 +199,9 @@ class Rounds:
             return await self._output(group, load, turn, shared if load.mixed else fresh_key())
 
         count = len(group.ids)
-        limits = self._filling(group) if load == Load(self._widest) else group.limits
+        # What is recorded is recorded whole: who compares with it may have other loads.
+        recorded = self._recording is not None and load == self._plan.loads[0]
+        limits = self._filling(group) if load == Load(self._widest) and not recorded else group.limits
         turns = [Turn(i % count, limits[i % count], False) for i in range(max(count, load.concurrency))]
         if load.mixed:
             turns = schedule(group.limits, load.concurrency)

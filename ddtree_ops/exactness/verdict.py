@@ -69,7 +69,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 class MethodCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What one method judged of one load. ``judged`` = output tokens that it could judge; ``ties`` = not ranked first,
-    yet at gap 0. A golden or baseline judges an output up to its first difference: what follows has another past.
+    yet at gap 0; ``largest_gap`` in nats, of near-ties and tokens beyond, None where none has a gap. A golden or
+    baseline judges an output up to its first difference: what follows has another past.
     """
 
     method: str
@@ -79,6 +80,7 @@ class MethodCounts(msgspec.Struct, frozen=True, kw_only=True):
     ties: int
     near_ties: int
     beyond: int
+    largest_gap: float | None = None
 
 
 class RunCounts(msgspec.Struct, frozen=True, kw_only=True):

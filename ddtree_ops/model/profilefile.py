@@ -14,6 +14,8 @@ ALGORITHMS = ("none", "dflash", "ddtree")
 ENGINES = ("sglang", "reference")
 DTYPES = ("float32", "bfloat16", "float16")
 POLICIES = ("exact", "near-tie")
+EXACTNESS_METHODS = ("self-score", "replay", "distribution")
+"""Those that need nothing beside the server: a deploy's gate may run them."""
 _MODEL_TEXT = "an absolute path on the host, or release:<path inside the release's share/>"
 _BACKENDS = "[a-z0-9_]{1,40}"
 DAY_S = 86_400
@@ -94,6 +96,7 @@ _EXACTNESS_KEYS: dict[str, Callable[[Node], Any]] = {
     "max_new_tokens": _integer(1, 100_000),
     "prompts": _optional(_prompts),
     "time_limit_s": _integer(1, DAY_S),
+    "methods": lambda node: check.items(node, lambda item: check.choice(item, EXACTNESS_METHODS)),
 }
 
 

@@ -48,11 +48,12 @@ DEFAULTS: dict[str, Any] = {
     "min_accept_length": None,
     "exactness": {
         "policy": "exact",
-        "epsilon_roundings": 2,
+        "epsilon_roundings": 4,
         "concurrency": [1, 8],
         "max_new_tokens": 128,
         "prompts": None,
         "time_limit_s": 900,
+        "methods": [],
     },
 }
 # What the engine decides when nobody says otherwise. SGLang's tree mask is written by its Triton backend only.

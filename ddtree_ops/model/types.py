@@ -98,7 +98,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Exactness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the gate judges: policy, epsilon in roundings of the logit scale, and how much evidence it gathers.
 
-    ``prompts`` is a file relative to the workspace; None means the packaged prompts.
+    ``prompts`` is a file relative to the workspace; None means the packaged prompts. ``methods`` (EXACTNESS_METHODS):
+    none means self-score, or replay where the server refuses logprobs.
     """
 
     policy: Policy
@@ -107,6 +108,7 @@ class Exactness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_new_tokens: int
     prompts: str | None
     time_limit_s: int
+    methods: list[str] = []
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -24,8 +24,8 @@ def codes(verdict: Verdict, effect: str) -> set[str]:
 def test_a_healthy_server_is_exact_and_its_evidence_counted(toy: Toy, plan: Make) -> None:
     seen: list[tuple[str, int, int]] = []
     verdict = run_gate(plan(), lambda *step: seen.append(step))
-    assert (verdict.kind, verdict.reasons, verdict.findings) == (Kind.EXACT, [], [])
-    assert verdict.exit_code() == 0
+    assert (verdict.kind, verdict.findings, verdict.exit_code()) == (Kind.EXACT, [], 0)
+    assert [reason.code for reason in verdict.reasons] == ["greedy-only"]
     assert [(run.concurrency, run.mixed, run.requests) for run in verdict.runs] == [
         (1, False, 10),
         (8, False, 10),
@@ -77,7 +77,7 @@ def test_a_wrong_token_is_found_with_its_evidence(toy: Toy, plan: Make) -> None:
 
 
 def test_a_wrong_token_under_load_only_is_found_by_both_methods(toy: Toy, plan: Make) -> None:
-    toy.choose = lambda ids, index, in_flight: ranked(ids)[index == 3 and in_flight >= 3]
+    toy.choose = lambda ids, index, in_flight: ranked(ids)[index == 3 and in_flight >= 2]
     verdict = run_gate(plan())
     assert verdict.kind is Kind.FAIL
     assert {f.concurrency for f in verdict.findings} == {8}
@@ -378,7 +378,7 @@ def test_a_server_without_tokenizer_gets_stand_in_ids_and_the_verdict_says_so(to
     toy.info["skip_tokenizer_init"] = True
     verdict = run_gate(plan())
     assert verdict.kind is Kind.EXACT
-    assert "pseudo-random ids" in verdict.prompt_set and codes(verdict, "note") == {"no-tokenizer"}
+    assert "pseudo-random ids" in verdict.prompt_set and codes(verdict, "note") == {"no-tokenizer", "greedy-only"}
     assert all("text" not in r for r in toy.requests)
     del toy.info["vocab_size"]
     assert "no-vocabulary" in codes(run_gate(plan()), "inconclusive")
@@ -393,7 +393,7 @@ def test_prompt_ids_outside_the_vocabulary_never_reach_the_server(toy: Toy, plan
 def test_an_unused_cache_is_noted(toy: Toy, plan: Make) -> None:
     toy.cache_hits = False
     verdict = run_gate(plan())
-    assert verdict.kind is Kind.EXACT and codes(verdict, "note") == {"cache-unused"}
+    assert verdict.kind is Kind.EXACT and codes(verdict, "note") == {"cache-unused", "greedy-only"}
 
 
 def test_the_api_key_goes_into_the_header_and_nowhere_else(toy: Toy, plan: Make) -> None:

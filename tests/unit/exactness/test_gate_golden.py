@@ -86,6 +86,20 @@ def test_more_verify_steps_for_the_same_tokens_fail(toy: Toy, plan: Make, record
     assert not verdict.findings
 
 
+@pytest.mark.parametrize(("recorded_at", "compared_at"), [((1,), (1, 8)), ((1, 8), (1,)), ((1,), (1,))])
+def test_a_golden_holds_whole_outputs_whatever_loads_recorded_it(
+    toy: Toy, plan: Make, recorded_at: tuple[int, ...], compared_at: tuple[int, ...]
+) -> None:
+    """Given outputs that are cut to whole pages before second turns, neither the golden nor the comparison is."""
+    toy.info["page_size"] = 16
+    recording = golden.Recording()
+    assert run_gate(plan(concurrency=recorded_at), recording=recording).kind is Kind.EXACT
+    counts = {TREE.shape: recording.verify_counts}
+    kept = golden.Golden(format=golden.FORMAT, identity=IDENTITY, prompts=recording.prompts, verify_counts=counts)
+    verdict = run_gate(plan(methods=("golden",), golden=kept, tree=TREE, concurrency=compared_at))
+    assert verdict.kind is Kind.EXACT and verdict.counts.verify_counts >= 3
+
+
 def test_verify_counts_of_another_tree_are_not_compared(toy: Toy, plan: Make, recorded: golden.Golden) -> None:
     toy.accept = 3
     other_tree = run_gate(

@@ -60,6 +60,24 @@ def test_a_tokens_place_in_the_filtered_law(parameters: Any, places: list[tuple[
         assert found == (None if wanted is None else pytest.approx(wanted))
 
 
+@pytest.mark.parametrize(
+    ("token", "before", "penalty", "gap"),
+    [
+        (0, (), 0.0, 0.0),
+        (1, (), 0.0, math.log(0.5 / 0.2)),
+        (0, (0,), 0.0, 0.0),
+        (1, (0,), 2.0, 0.0),
+        (0, (0,), 2.0, 2.0 - math.log(0.5 / 0.2)),
+        (2, (0, 1, 1), 1.0, math.log(0.5 / 0.15) - 1.0),
+    ],
+)
+def test_a_greedy_tokens_gap_under_the_penalties_of_what_came_before(
+    token: int, before: tuple[int, ...], penalty: float, gap: float
+) -> None:
+    found = distribution.greedy(entry(token), 3, before, {"temperature": 0.0, "frequency_penalty": penalty})
+    assert found.gap == pytest.approx(gap) and (found.index, found.emitted) == (3, token)
+
+
 def test_a_temperature_sharpens_the_law() -> None:
     found = distribution.interval(entry(0), {"temperature": 0.5, "top_k": 5}, 0.0)
     assert found == pytest.approx((0.0, 0.25 / sum(p * p for p in LAW)))

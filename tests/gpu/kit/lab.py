@@ -1,0 +1,178 @@
+"""Servers on one card, started all at once, each held by one experiment at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .ask import Asker
+from .results import Results
+from .trees import Trees
+
+FIRST_PORT = 30000
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A server to start. ``chunk``: prefill chunk in tokens; ``more``: further arguments as they are."""
+
+    name: str
+    algorithm: str = "none"
+    dtype: str = "float32"
+    stock: bool = False
+    graphs: bool = True
+    overlap: bool = True
+    chunk: int | None = None
+    tokenizer: bool = True
+    more: tuple[str, ...] = ()
+
+    def arguments(self, pair: Path, port: int, nccl_port: int) -> list[str]:
+        """For sglang.launch_server. A fixed number of KV slots: fractions of what is free race between servers."""
+        words = [
+            *("--model-path", str(pair / "target"), "--host", "127.0.0.1", "--port", str(port)),
+            *("--nccl-port", str(nccl_port), "--dtype", self.dtype, "--random-seed", "1"),
+            *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+            *("--mem-fraction-static", "0.5", "--max-total-tokens", "65536", "--max-running-requests", "40"),
+            "--disable-prefill-cuda-graph",
+            *("--decode-log-interval", "400", "--watchdog-timeout", "240"),
+        ]
+        if self.graphs:
+            words += ["--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "24", "32", "40"]
+        else:
+            words += ["--disable-decode-cuda-graph"]
+        if self.algorithm != "none":
+            words += ["--speculative-algorithm", self.algorithm.upper()]
+            words += ["--speculative-draft-model-path", str(pair / "draft")]
+        if not self.overlap:
+            words += ["--disable-overlap-schedule"]
+        if self.chunk is not None:
+            words += ["--chunked-prefill-size", str(self.chunk)]
+        if not self.tokenizer:
+            words += ["--skip-tokenizer-init"]
+        return [*words, *self.more]
+
+    def reference_arguments(self, pair: Path, port: int) -> list[str]:
+        """For ddtree_ops.engine, which stands in where there is no GPU."""
+        words = ["--model-path", str(pair / "target"), "--port", str(port), "--dtype", self.dtype]
+        words += ["--max-running-requests", "40", "--num-threads", "1", "--log-level", "warning"]
+        if self.algorithm != "none":
+            words += ["--speculative-algorithm", self.algorithm.upper()]
+            words += ["--speculative-draft-model-path", str(pair / "draft")]
+        return words
+
+
+@dataclass
+class Running:
+    """A started server. ``lock``: whoever holds it has the server alone."""
+
+    spec: Spec
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    ask: Asker
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str | None = None
+
+
+class Lab:
+    """Starts servers and hands them to experiments. ``trees`` None: the reference engine stands in."""
+
+    def __init__(self, trees: Trees | None, pair: Path, results: Results, start_limit_s: float, caches: Path) -> None:
+        self.trees, self.pair, self.results, self.start_limit_s = trees, pair, results, start_limit_s
+        self.servers: dict[str, Running] = {}
+        self.caches = caches
+
+    def start(self, specs: list[Spec]) -> None:
+        """All at once: they share the compile caches, whose locks let one of them compile each kernel."""
+        logs = self.results.evidence / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        for i, spec in enumerate(specs):
+            port = FIRST_PORT + 10 * i
+            if self.trees is None:
+                command = [sys.executable, "-m", "ddtree_ops.engine", *spec.reference_arguments(self.pair, port)]
+                path = os.environ.get("PYTHONPATH", "")
+            else:
+                stock = self.trees.stock if spec.stock else self.trees.patched
+                if stock is None:
+                    continue
+                path = stock
+                command = [sys.executable, "-m", "sglang.launch_server"]
+                command += spec.arguments(self.pair, port, FIRST_PORT + 5000 + 10 * i)
+            log = logs / f"{spec.name}.log"
+            with log.open("wb") as file:
+                file.write((" ".join(command) + "\n").encode())
+                file.flush()
+                process = subprocess.Popen(
+                    command, stdout=file, stderr=file, start_new_session=True, env=self._environment(path)
+                )
+            url = f"http://127.0.0.1:{port}"
+            self.servers[spec.name] = Running(spec, url, process, log, Asker(url))
+
+    def _environment(self, path: str) -> dict[str, str]:
+        caches = {
+            "TRITON_CACHE_DIR": "triton",
+            "TORCHINDUCTOR_CACHE_DIR": "inductor",
+            "TVM_FFI_CACHE_DIR": "tvm-ffi",
+            "XDG_CACHE_HOME": "xdg",
+            "SGLANG_CACHE_DIR": "sglang",
+        }
+        own = {name: str(self.caches / folder) for name, folder in caches.items()}
+        return {**os.environ, **own, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+
+    async def watch(self) -> None:
+        """Tells every server's readiness or failure; ends when all are told."""
+        await asyncio.gather(*(self._watch(server) for server in self.servers.values()))
+
+    async def _watch(self, server: Running) -> None:
+        begun = time.monotonic()
+        while time.monotonic() - begun < self.start_limit_s:
+            if server.process.poll() is not None:
+                break
+            if (await server.ask.get("/health")).status == 200 and await server.ask.alive():
+                self.results.add("start", server.spec.name, "ready", True, seconds=time.monotonic() - begun)
+                server.ready.set()
+                return
+            await asyncio.sleep(1.0)
+        code = server.process.poll()
+        server.failure = "not ready in time" if code is None else f"exit code {code}"
+        self.results.add("start", server.spec.name, "ready", False, why=server.failure, log=last_error(server.log))
+        server.ready.set()
+
+    @contextlib.asynccontextmanager
+    async def hold(self, *names: str) -> AsyncIterator[list[Running]]:
+        """The servers of these names, ready and alone. Raises LookupError for one that was not started or failed."""
+        servers = []
+        for name in names:
+            if name not in self.servers:
+                raise LookupError(f"server {name} was not asked for")
+            servers.append(self.servers[name])
+        async with contextlib.AsyncExitStack() as stack:
+            for server in sorted(servers, key=lambda one: one.url):
+                await server.ready.wait()
+                if server.failure is not None:
+                    raise LookupError(f"server {server.spec.name}: {server.failure}")
+                await stack.enter_async_context(server.lock)
+            yield servers
+
+    def stop(self) -> None:
+        """Ends every process group that was started here."""
+        for server in self.servers.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+
+
+def last_error(log: Path, limit: int = 300) -> str:
+    """The last line of a log that names an error; the last one, where none does."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line or "error:" in line]
+    return (named or lines or [""])[-1][-limit:]

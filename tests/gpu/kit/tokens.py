@@ -1,0 +1,172 @@
+"""Selection ``tokens``: every server's greedy tokens at each concurrency, held against each other.
+
+Selection ``noise``: how far a bf16 server's own tokens are from its prefill's argmax, by the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from .ask import Asker
+from .lab import Lab, Running
+
+NEW_TOKENS = 128
+EAGER_SERIAL = 24
+"""Prompts that a server without graphs is asked at C=1: it is slow, and C=8 and 32 ask all."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A prompt of the pair's held-out set with the fp32 greedy continuation that torch gave it."""
+
+    ids: tuple[int, ...]
+    expected: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one server answered at one concurrency; ``outputs`` has None where a request failed."""
+
+    outputs: list[list[int] | None]
+    seconds: float
+    verify_steps: int
+    troubles: list[str]
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(output) for output in self.outputs if output is not None)
+
+
+def held_out(pair: Path, count: int) -> list[HeldOut]:
+    return [
+        HeldOut(tuple(p["prompt_ids"]), tuple(p["ar_fp32"])) for p in json.loads((pair / "held_out.json").read_text())
+    ][:count]
+
+
+async def ask_all(ask: Asker, prompts: list[tuple[int, ...]], concurrency: int, tokens: int) -> Round:
+    """All prompts, ``concurrency`` at a time, greedy, each in its own cache namespace."""
+    gate = asyncio.Semaphore(concurrency)
+    outputs: list[list[int] | None] = [None] * len(prompts)
+    steps, troubles = 0, []
+    key = f"round-{time.monotonic_ns()}"
+
+    async def one(i: int) -> None:
+        nonlocal steps
+        async with gate:
+            answer = await ask.generate(prompts[i], tokens, extra_key=f"{key}-{i}")
+        if answer.status == 200:
+            outputs[i] = answer.ids
+            steps += answer.meta.get("spec_verify_ct") or 0
+        else:
+            troubles.append(f"{answer.status} {answer.text[:120]}")
+
+    begun = time.monotonic()
+    await asyncio.gather(*(one(i) for i in range(len(prompts))))
+    return Round(outputs, time.monotonic() - begun, steps, troubles)
+
+
+def differing(one: Round, other: list[list[int] | None]) -> tuple[int, int]:
+    """(outputs compared, outputs that differ)."""
+    pairs = [(a, b) for a, b in zip(one.outputs, other, strict=False) if a is not None and b is not None]
+    return len(pairs), sum(a != b for a, b in pairs)
+
+
+async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int, ...]) -> None:
+    rounds: dict[tuple[str, int], Round] = {}
+
+    async def server(name: str) -> None:
+        async with lab.hold(name) as (running,):
+            for concurrency in concurrencies:
+                some = prompts[:EAGER_SERIAL] if concurrency == 1 and not running.spec.graphs else prompts
+                got = await ask_all(running.ask, [p.ids for p in some], concurrency, NEW_TOKENS)
+                rounds[name, concurrency] = got
+                _tell(lab, running, concurrency, got, some)
+
+    told = await asyncio.gather(*(server(name) for name in lab.servers), return_exceptions=True)
+    for name, error in zip(lab.servers, told, strict=True):
+        if isinstance(error, BaseException):
+            lab.results.add("tokens", name, "all", False, why=repr(error))
+    outputs = {f"{name}-c{c}": got.outputs for (name, c), got in rounds.items()}
+    lab.results.evidence.joinpath("tokens.json").write_text(json.dumps(outputs) + "\n")
+    _compare(lab, rounds)
+
+
+def _tell(lab: Lab, running: Running, concurrency: int, got: Round, prompts: list[HeldOut]) -> None:
+    spec = running.spec
+    compared, wrong = differing(got, [list(p.expected) for p in prompts])
+    figures: dict[str, object] = {"tok_s": got.tokens / got.seconds, "differ_from_torch_fp32": f"{wrong}/{compared}"}
+    if got.verify_steps:
+        figures["accept_length"] = got.tokens / got.verify_steps
+    if got.troubles:
+        figures["troubles"] = f"{len(got.troubles)}: {got.troubles[0]}"
+    exact = wrong == 0 and compared == len(prompts)
+    ok = exact if spec.dtype == "float32" else (None if not got.troubles else False)
+    lab.results.add("tokens", spec.name, f"C={concurrency}", ok, **figures)
+
+
+def _compare(lab: Lab, rounds: dict[tuple[str, int], Round]) -> None:
+    """fp32: everything equals AR at C=1. bf16: how many outputs differ from AR's. Stock equals patched at C=1."""
+    for (name, concurrency), got in rounds.items():
+        spec = lab.servers[name].spec
+        base = rounds.get(("ar-fp32" if spec.dtype == "float32" else "ar-bf16", 1))
+        if base is not None and base is not got:
+            compared, wrong = differing(got, base.outputs)
+            ok = (wrong == 0 and compared > 0) if spec.dtype == "float32" else None
+            lab.results.add("tokens", name, f"C={concurrency} against AR C=1", ok, differ=f"{wrong}/{compared}")
+        twin = rounds.get((name.removesuffix("-stock"), concurrency))
+        if spec.stock and twin is not None:
+            compared, wrong = differing(got, twin.outputs)
+            ok = (wrong == 0 and compared > 0) if concurrency == 1 else None
+            lab.results.add("tokens", name, f"C={concurrency} against patched", ok, differ=f"{wrong}/{compared}")
+
+
+async def run_noise(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], judge: str) -> None:
+    """Each server's own tokens, scored by ``judge``'s prefill: how many are not the argmax, and by how much."""
+    for name in names:
+        async with lab.hold(name) as (running,):
+            got = await ask_all(running.ask, [p.ids for p in prompts], 8, NEW_TOKENS)
+        async with lab.hold(judge) as (judging,):
+            gaps, judged, troubles = await _gaps(judging.ask, [p.ids for p in prompts], got.outputs)
+        # bf16 logits of this pair's size have steps of 1/32 to 1/8
+        steps = Counter(round(gap * 32) / 32 for gap in gaps)
+        lab.results.add(
+            *("noise", name, f"scored by {judge}", None if not troubles else False),
+            judged=judged,
+            not_argmax=len(gaps),
+            rate=len(gaps) / max(judged, 1),
+            largest=max(gaps, default=0.0),
+            gaps=dict(sorted(steps.items())),
+            troubles=troubles[:1],
+        )
+
+
+async def _gaps(
+    ask: Asker, prompts: list[tuple[int, ...]], outputs: list[list[int] | None]
+) -> tuple[list[float], int, list[str]]:
+    gate = asyncio.Semaphore(8)
+    gaps: list[float] = []
+    judged, troubles = 0, []
+
+    async def one(i: int, output: list[int]) -> None:
+        nonlocal judged
+        async with gate:
+            answer = await ask.score(
+                [*prompts[i], *output], len(prompts[i]) - 1, extra_key=f"noise-{time.monotonic_ns()}"
+            )
+        if answer.status != 200:
+            troubles.append(f"{answer.status} {answer.text[:120]}")
+            return
+        entries = answer.meta["input_token_logprobs"][1:]
+        tops = answer.meta["input_top_logprobs"][1:]
+        for (logprob, token, *_), top in zip(entries, tops, strict=True):
+            judged += 1
+            if top[0][1] != token and top[0][0] > logprob:
+                gaps.append(top[0][0] - logprob)
+
+    await asyncio.gather(*(one(i, output) for i, output in enumerate(outputs) if output))
+    return gaps, judged, troubles
