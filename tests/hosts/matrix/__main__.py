@@ -112,7 +112,7 @@ def main() -> int:
             for row in mine:
                 waiting.put(row)
             for _ in range(min(workers, len(mine))):
-                threads.append(threading.Thread(target=runner.work, args=(waiting, kind)))
+                threads.append(threading.Thread(target=runner.work, args=(waiting, kind), daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:

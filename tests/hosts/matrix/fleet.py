@@ -9,7 +9,7 @@ from ..machine import wait_for
 from ..test_main_job import PORT
 from .row import Row
 from .scenes import end_listener, foreign_listener
-from .world import World
+from .world import MOMENT_S, World
 
 
 def rollout(world: World, *more: str) -> list[str]:
@@ -59,7 +59,7 @@ def side_by_side(interrupted: bool) -> Row:
         world.halted(client)
         second = world.others[0]
         state = f"{second.name}: waiting until it answers"
-        wait_for("the second one to be at it too", lambda: state in client.said(), 30)
+        wait_for("the second one to be at it too", lambda: state in client.said(), MOMENT_S)
         if interrupted:
             client.interrupt()
             time.sleep(1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ..machine import wait_for
 from ..test_main_job import FAULT, PORT, SERVICE
 from .row import Row
-from .world import HOME, World, edit_inventory
+from .world import HOME, MOMENT_S, World, edit_inventory
 
 LISTEN = "import socket,time; s=socket.create_server(('0.0.0.0',{port})); time.sleep(600)"
 OTHER_PORT = PORT + 7
@@ -77,7 +77,7 @@ def crash_loop(kind: str) -> Row:
 
     def act(world: World) -> int:
         client = world.start()
-        wait_for("the gate", lambda: "proving that it is exact" in client.said() or client.code() is not None, 90)
+        wait_for("the gate", lambda: "proving that it is exact" in client.said() or client.code() is not None, MOMENT_S)
         world.host.sh(f"kill -9 $(systemctl show -P MainPID {SERVICE})")
         return client.wait()
 
@@ -270,7 +270,7 @@ def rebooted() -> Row:
         world.go_on()
         world.host.sh("systemctl reboot")
         time.sleep(3)
-        wait_for("the host to be back", lambda: world.host.leader and ssh_answers(world), 60)
+        wait_for("the host to be back", lambda: world.host.leader and ssh_answers(world), MOMENT_S)
         world.host.up()
         assert world.host.run(["systemctl", "is-system-running", "--wait"]).stdout.strip() == b"running"
         return client.wait()
