@@ -9,6 +9,7 @@ of that name is about to be written). The applier stops itself there (SIGSTOP) a
 from __future__ import annotations
 
 import hashlib
+import signal
 from typing import Any
 
 from ddtree_ops import host
@@ -71,4 +72,5 @@ if __name__ == "__main__":
     from ddtree_ops.cli import main
 
     use_halting_host()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     main()
