@@ -1,5 +1,8 @@
 # make demo    the whole story on this machine, no GPU, no root
 # make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root)
+# make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
+#                     the slim sm_90 release (downloads about 500 MB once)
+# make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH := torch==2.13.0+cpu
 # where PyTorch publishes its CPU builds; asked only when pip's own index does not have one
@@ -8,7 +11,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean gate-report release-check
 demo: .venv-demo/ready
 	.venv-demo/bin/ddtree build --engine reference
 	.venv-demo/bin/ddtree demo
@@ -35,6 +38,12 @@ lint: .venv/ready
 	.venv/bin/pip install -q "$(TORCH)" || .venv/bin/pip install -q --extra-index-url $(TORCH_INDEX) "$(TORCH)"
 	.venv/bin/pip install -q -e '.[reference,dev]'
 	touch $@
+
+gate-report: .venv/ready
+	.venv/bin/python -m tests.detector --out results/gate
+
+release-check: .venv/ready
+	.venv/bin/python tests/release/check.py
 
 clean:
 	rm -rf .venv .venv-demo .local .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,7 +37,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def command(name: str, panel: str) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
+def command(name: str, panel: str, group: typer.Typer = app) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
     """Register a command whose function returns its exit code (None: 0) and may raise DdtreeError.
 
     Expected failures become one message, a hint and the error's exit code; with ``--json`` also one document on
@@ -58,7 +58,7 @@ def command(name: str, panel: str) -> Callable[[Callable[P, int | None]], Callab
                 code = 1
             raise typer.Exit(code or 0)
 
-        app.command(name, rich_help_panel=panel)(run)
+        group.command(name, rich_help_panel=panel)(run)
         return run
 
     return register

@@ -27,6 +27,15 @@ def select(
     return [resolve(loaded, name, service, profile) for name in host_names(loaded, hosts)]
 
 
+def select_hosts(hosts: Sequence[str] | None, workspace: Path | None) -> list[Deployment]:
+    """One deployment for each host that a command line names, whatever services it has: for what is the host's."""
+    loaded = load_workspace(find_workspace(workspace))
+    return [
+        resolve(loaded, name, next(iter(loaded.hosts[name].services), None) if name in loaded.hosts else None)
+        for name in host_names(loaded, hosts)
+    ]
+
+
 def host_names(workspace: Workspace, hosts: Sequence[str] | None) -> list[str]:
     """``--host`` with ``all`` and groups expanded; without it the default host or the only one, else UsageError."""
     if hosts:

@@ -22,17 +22,18 @@ def render(
     """
     from ddtree_ops import units
     from ddtree_ops.cli.fleet import select
-    from ddtree_ops.errors import UsageError
-    from ddtree_ops.release import release_id
+    from ddtree_ops.deploy.fitting import release_ids
 
     screen = Screen(json_=json_)
     found = []
     for deployment in select(host, service, profile, workspace):
-        try:
-            release = release_id(deployment.profile.engine, arch=deployment.host.gpus.arch)
-        except UsageError as error:
-            release = UNKNOWN_RELEASE
-            screen.warn(f"{deployment.host.name}: the release's id is not known, shown as zeros: {error.message}")
+        ids = release_ids(deployment)
+        release = UNKNOWN_RELEASE
+        if len(ids) == 1:
+            (release,) = ids.values()
+        else:
+            which = ", ".join(f"{one} with Python {python}" for python, one in ids.items())
+            screen.warn(f"{deployment.host.name}: the release depends on the host and is shown as zeros: {which}")
         files = dict(units.render(deployment, release, 1).files)
         found.append(
             {"host": deployment.host.name, "service": deployment.service_name, "release": release, "files": files}

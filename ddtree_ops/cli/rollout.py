@@ -15,10 +15,10 @@ from ddtree_ops.cli.plan import show
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.deploy import planfile, run
 from ddtree_ops.deploy.facts import Facts
+from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.deploy.session import Options, Session, open_session, settle
 from ddtree_ops.model import Deployment, Workspace
-from ddtree_ops.release import release_id
 
 PARALLEL = 16
 
@@ -101,15 +101,15 @@ class Rollout:
     def _plan(self, session: Session, stored: planfile.Stored | None) -> Ready:
         if stored is None:
             return Ready(session, *session.plan(self.options), None)
-        seen = session.probe(stored.plan.release)
+        seen = session.probe([stored.plan.release] if stored.plan.release else [])
         if seen.unfinished is None and seen.lock is None:
             self._require(session, stored, seen)
         return Ready(session, stored.plan, seen, stored)
 
     def _require(self, session: Session, stored: planfile.Stored, seen: Facts) -> None:
         planfile.require_unmoved(stored, seen)
-        deployment = session.deployment
-        planfile.require_release(stored, seen, release_id(deployment.profile.engine, arch=deployment.host.gpus.arch))
+        ids = release_ids(session.deployment)
+        planfile.require_release(stored, seen, ids[fitting(session.deployment, seen.system).python])
 
     def _show(self, one: Ready) -> None:
         plan = one.plan
@@ -127,7 +127,7 @@ class Rollout:
                 plan, seen = session.plan(self.options)
                 show(screen, plan, seen)
             else:
-                seen = session.probe(plan.release)
+                seen = session.probe([plan.release] if plan.release else [])
         if one.stored is not None:
             self._require(session, one.stored, seen)
         outcome = run.deploy(session, plan, seen, screen)

@@ -106,7 +106,7 @@ def require_unmoved(one: Stored, seen: Facts) -> None:
 
 def require_release(one: Stored, seen: Facts, buildable: str) -> None:
     """Raises Failed when the plan's release is neither on the host nor what this checkout builds."""
-    if one.plan.changes and not seen.release_installed and one.plan.release != buildable:
+    if one.plan.changes and one.plan.release not in seen.releases_installed and one.plan.release != buildable:
         raise Failed(
             f"{one.plan.host}: release {one.plan.release} is not on the host, and this checkout builds {buildable}",
             hint="make the plan anew, or deploy from the checkout that made it",

@@ -13,13 +13,14 @@ from typing import Any
 from ddtree_ops.deploy.aftermath import Attended, Outcome, conclude, keep_evidence
 from ddtree_ops.deploy.attend import Attendance, Ui
 from ddtree_ops.deploy.facts import Facts, System
+from ddtree_ops.deploy.fitting import fitting
 from ddtree_ops.deploy.gate import preflight, prove, stored
 from ddtree_ops.deploy.plan import Plan, missing_models, seal
 from ddtree_ops.deploy.session import Session, author, bootstrap
 from ddtree_ops.errors import Failed, Interrupted
 from ddtree_ops.exactness import Verdict
-from ddtree_ops.model import Deployment, Profile
-from ddtree_ops.release import Release, build
+from ddtree_ops.model import Profile
+from ddtree_ops.release import build
 from ddtree_ops.remote.ship import ship
 from ddtree_ops.remote.transport import Transport
 
@@ -40,11 +41,13 @@ def deploy(session: Session, plan: Plan, seen: Facts, ui: Ui) -> Outcome:
     preflight(session.transport, deployment.profile, deployment.workspace_path)
     bootstrap(session, seen, ui)
     sent = 0
-    if not seen.release_installed:
-        release = build_release(deployment, ui)
-        report = ship(session.agent, release, lambda done, total: ui.progress("sending the release", done, total))
+    if plan.release not in seen.releases_installed:
+        release = build(fitting(deployment, seen.system), progress=ui.progress)
+        report = ship(session, release, lambda done, total: ui.progress("sending the release", done, total), ui.warn)
         sent = report.bytes_sent
         ui.step(f"release {release.id} installed on {plan.host} ({report.files} files, {sent} bytes sent)")
+        for warning in report.warnings:
+            ui.warn(warning)
     sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
     attended = apply(session, sealed, deployment.profile, ui, system=seen.system)
     confirmed = conclude(session, plan, attended, ui)
@@ -77,15 +80,6 @@ def require_free_port(host: str, port: int, seen: Facts) -> None:
             f"{host}: port {port} is taken by {who}, which is not this service; nothing was changed",
             hint="stop it, or give the service another port in the inventory",
         )
-
-
-def build_release(deployment: Deployment, ui: Ui) -> Release:
-    """The profile's release, from the cache or built now."""
-    return build(
-        deployment.profile.engine,
-        arch=deployment.host.gpus.arch,
-        progress=ui.progress,
-    )
 
 
 def new_txn() -> str:

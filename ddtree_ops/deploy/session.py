@@ -8,6 +8,7 @@ import getpass
 import socket
 import subprocess
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from ddtree_ops import host as host_side
 from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.drift import SWITCH_FILE
 from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Known, Plan, Transfer, make_plan, model_paths, sha256
 from ddtree_ops.errors import Locked
 from ddtree_ops.model import Deployment, Profile
 from ddtree_ops.model.validate import is_loopback
-from ddtree_ops.release import release_id
 from ddtree_ops.release.cache import Cache
 from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.ship import LIST_TIMEOUT_S, staging_of
 from ddtree_ops.remote.transport import Transport, connect
 from ddtree_ops.units import render
 
@@ -66,21 +68,29 @@ class Session:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
-    def probe(self, release: str | None = None) -> Facts:
-        """One round trip, no write."""
+    def beside(self) -> Transport:
+        """One more connection to the host, for the caller to close. Raises Unreachable."""
+        return connect(self.deployment.host)
+
+    def probe(self, releases: Collection[str] = ()) -> Facts:
+        """One round trip, no write. ``releases``: ids to ask for."""
         reply = self.agent.call(
             "probe",
             model_paths=model_paths(self.deployment),
-            release=release,
+            releases=sorted(releases),
             port=self.deployment.service.port,
         )
         return facts(reply)
 
     def plan(self, options: Options) -> tuple[Plan, Facts]:
-        """Probe and compare; touches nothing. More round trips only where something changes."""
+        """Probe and compare; touches nothing. More round trips only where something changes.
+
+        Raises Failed for a host that no release of the profile's base fits.
+        """
         deployment = self.deployment
-        wanted = release_id(deployment.profile.engine, arch=deployment.host.gpus.arch)
-        seen = self.probe(wanted)
+        ids = release_ids(deployment)
+        seen = self.probe(ids.values())
+        wanted = ids[fitting(deployment, seen.system).python]
         known = Known(author=author(deployment.workspace_path))
         made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
         if not made.changes:
@@ -89,7 +99,7 @@ class Session:
         known = dataclasses.replace(
             known,
             ancestor=None if commit is None else is_ancestor(deployment.workspace_path, str(commit)),
-            transfer=None if seen.release_installed else self._transfer(wanted),
+            transfer=None if wanted in seen.releases_installed else self._transfer(wanted),
             cannot_guard=self.cannot_guard(deployment.profile),
             old_env=self._old_env(seen, wanted),
         )
@@ -101,8 +111,12 @@ class Session:
         if manifest is None:
             return Transfer(None, None)
         sizes = {file["sha256"]: file["size"] for file in manifest["files"]}
-        lacks = self.agent.call("missing", hashes=sorted(sizes))["missing"]
-        return Transfer(len(lacks), sum(sizes[sha] for sha in lacks))
+        offer = self.agent.call(
+            "missing", manifest=manifest, staging=staging_of(self.transport), timeout=LIST_TIMEOUT_S
+        )
+        lacks = set(offer["missing"]) - set(offer["complete"])
+        held = sum(size for sha, size in offer["partial"].items() if sha in lacks)
+        return Transfer(len(lacks), sum(sizes[sha] for sha in lacks) - held)
 
     def cannot_guard(self, profile: Profile) -> str | None:
         """None where the service itself listens on loopback only; else the host tries it with a transient unit."""

@@ -12,8 +12,9 @@ import re
 from importlib import resources
 
 PARTS = (
-    *("base", "system", "form", "supervisors", "plain", "service", "guard", "releases"),
-    *("facts", "recovery", "applier", "engine", "verbs", "entry"),
+    *("base", "system", "form", "supervisors", "plain", "service", "guard"),
+    *("store", "causes", "fitting", "manifest", "making", "releases"),
+    *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )
 _DOCSTRING = re.compile(r'\A"""(.*?)"""\n', re.DOTALL)
 _BETWEEN = re.compile(r"^(if TYPE_CHECKING:\n(    .*\n)+|(    )?from \.\w+ import (\([^)]*\)|.*)\n)", re.MULTILINE)

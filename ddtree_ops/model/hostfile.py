@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from ddtree_ops.model import check, secrets
 from ddtree_ops.model.profilefile import ALGORITHMS, ENGINES, PROFILE_KEYS
-from ddtree_ops.model.types import Gpus, Host, Rule, SecretRef, Service, When
+from ddtree_ops.model.types import Gpus, Host, ReleaseOptions, Rule, SecretRef, Service, When
 from ddtree_ops.model.yamlfile import Node
 
 DEFAULT_ROOT = "/opt/ddtree"
@@ -32,6 +32,7 @@ _HOST_KEYS = (
     "supervisor",
     "transport",
     "gpus",
+    "release",
     "services",
     "rules",
     "secrets",
@@ -97,6 +98,7 @@ def parse_host(root: Node, name: str, workspace: Path) -> Host:
         rules=check.items(nodes["rules"], _rule) if "rules" in nodes else [],
         secrets=_secrets(nodes["secrets"]) if "secrets" in nodes else {},
         file=root.file,
+        release=_release(nodes["release"]) if "release" in nodes else ReleaseOptions(),
     )
 
 
@@ -159,6 +161,22 @@ def _gpus(node: Node) -> Gpus:
     if (gpus.count == 0) != (gpus.arch == "none"):
         nodes["arch"].fail(f"not {gpus.arch} with count {gpus.count}", allowed="none if and only if count is 0")
     return gpus
+
+
+def _release(node: Node) -> ReleaseOptions:
+    nodes = check.mapping(node, ("wheels", "slim", "provided"))
+    return ReleaseOptions(
+        wheels=cast(
+            Literal["ship", "index"], _get(nodes, "wheels", lambda n: check.choice(n, ("ship", "index")), "ship")
+        ),
+        slim=_get(nodes, "slim", check.boolean, False),
+        provided=check.items(nodes["provided"], _distribution) if "provided" in nodes else [],
+    )
+
+
+def _distribution(node: Node) -> str:
+    form = r"[A-Za-z0-9][A-Za-z0-9._-]*(==[A-Za-z0-9.+!_-]+)?"
+    return check.pattern(node, form, "a distribution's name, such as torch, or name==version")
 
 
 def _services(node: Node, gpus: Gpus) -> dict[str, Service]:

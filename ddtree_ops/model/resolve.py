@@ -57,7 +57,7 @@ DEFAULTS: dict[str, Any] = {
     },
 }
 # What the engine decides when nobody says otherwise. SGLang's tree mask is written by its Triton backend only.
-_ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
+ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
     "sglang": {"release_base": "sglang-0.5.17", "attention_backend": "triton", "cuda_graph": True},
     "reference": {"release_base": "reference", "attention_backend": None, "cuda_graph": False},
 }
@@ -118,7 +118,7 @@ def resolve(
     for key in ("engine", "model"):
         if merged.values[key] is None:
             _fail(where, f"neither its base nor its profile says {key}", f"base: a profile with {key}")
-    for key, value in _ENGINE_DEFAULTS[merged.values["engine"]].items():
+    for key, value in ENGINE_DEFAULTS[merged.values["engine"]].items():
         if merged.values[key] is None:
             merged.values[key] = value
     applied = apply_rules(host, merged)

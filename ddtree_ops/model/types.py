@@ -74,6 +74,18 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     line: int
 
 
+class ReleaseOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a host takes releases. ``wheels``: all ``ship``ped, or stock ones from the host's own ``index``.
+
+    ``slim`` leaves out what the host's GPUs never load. ``provided``: distributions that the host has outside of any
+    release, ``NAME`` (in the lock's version) or ``NAME==VERSION``.
+    """
+
+    wheels: Literal["ship", "index"] = "ship"
+    slim: bool = False
+    provided: list[str] = []
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One inventory file. ``root`` is a directory on the host; ``identity_file`` and ``known_hosts`` are files here."""
 
@@ -93,6 +105,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rules: list[Rule]
     secrets: dict[str, SecretRef]
     file: str
+    release: ReleaseOptions = ReleaseOptions()
 
 
 class Exactness(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

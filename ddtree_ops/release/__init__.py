@@ -1,6 +1,9 @@
-"""Makes releases: pinned wheels and our own files, each known by its sha256, the whole by a hash of everything."""
+"""Makes releases: pinned wheels, one of them patched, and our own files, each known by its sha256."""
 
-from .build import Progress, Release, build, release_id
+from .build import Release, build, release_id
 from .cache import Cache
+from .choice import Target, engine_of
+from .fetch import Progress
+from .lock import locked_pythons
 
-__all__ = ["Cache", "Progress", "Release", "build", "release_id"]
+__all__ = ["Cache", "Progress", "Release", "Target", "build", "engine_of", "locked_pythons", "release_id"]

@@ -58,9 +58,17 @@ class Cache:
         """The manifest of a release that was made before, if every one of its blobs is still here."""
         try:
             manifest: dict[str, Any] = json.loads(self._manifest(release).read_text())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
-        return manifest if all(self.has_blob(file["sha256"], file["size"]) for file in manifest["files"]) else None
+        return manifest if self._has_all(manifest["files"]) else None
+
+    def _has_all(self, files: list[dict[str, Any]]) -> bool:
+        """Without a Path for each of 30,000 files: a release that is there is answered at once."""
+        base = f"{self.directory}/blobs/"
+        try:
+            return all(os.stat(f"{base}{f['sha256'][:2]}/{f['sha256']}").st_size == f["size"] for f in files)  # noqa: PTH116
+        except OSError:
+            return False
 
     def finish(self, manifest: dict[str, Any]) -> None:
         """Keeps a manifest. Raises Failed when the same id once had other files: the id would be a lie."""

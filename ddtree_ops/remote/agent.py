@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import zlib
 from typing import Any
 
 from .. import host as host_side
 from ..errors import DdtreeError, Failed, Locked, NeedsHand, Unreachable, UsageError
-from .transport import Transport, printable
+from .transport import Result, Transport, printable
 
 # kinds of ddtree_host.py
 KINDS: dict[str, type[DdtreeError]] = {
@@ -19,6 +21,7 @@ KINDS: dict[str, type[DdtreeError]] = {
     "refused": Failed,
     "failed": Failed,
     "stuck": NeedsHand,
+    "cut": Unreachable,  # the link held, and yet nothing came: a sender that slept
 }
 
 
@@ -58,10 +61,22 @@ class Agent:
             "unit_dir": self.unit_dir,
             **fields,
         }
-        script = f"{self.source}\nraise SystemExit(main_request({json.dumps(request)!r}))\n"
+        script = (
+            f"import base64, zlib\nunpacked = lambda text: zlib.decompress(base64.b64decode(text)).decode()\n"
+            f"exec(compile(unpacked('{self._packed_source}'), 'ddtree-host', 'exec'))\n"
+            f"raise SystemExit(main_request(unpacked('{packed(json.dumps(request))}')))\n"
+        )
         result = self.transport.run(
             ["python3", "-I", "-"], stdin=script.encode(), timeout=timeout, root=as_root and self.elevates
         )
+        return self.reply(verb, result)
+
+    @functools.cached_property
+    def _packed_source(self) -> str:
+        return packed(self.source)
+
+    def reply(self, verb: str, result: Result) -> dict[str, Any]:
+        """What a command of the host's half answered; raises as `call` does."""
         where = f"{self.transport.name}: {verb}"
         if result.code == 127:
             raise Unreachable(
@@ -80,3 +95,8 @@ class Agent:
                 raise KINDS.get(str(error.get("kind")), Failed)(f"{where}: {message}", hint=hint)
         said = printable(result.stderr) or printable(result.stdout) or "nothing"
         raise Failed(f"{where}: no answer (status {result.code})", hint=f"it said: {said}")
+
+
+def packed(text: str) -> str:
+    """The text compressed, in a form that needs no escaping: the script travels with every call."""
+    return base64.b64encode(zlib.compress(text.encode())).decode()

@@ -1,47 +1,70 @@
-"""Brings a release to a host: what the store lacks, in one compressed stream, as the SSH user; root only copies.
+"""Brings a release to a host: one list of what it lacks, one compressed stream of that, one install.
 
-A blob that arrived is never sent again: not by the next release, and not after a cut.
+The stream goes to staging as the SSH user; root takes from there what has the right hash. A cut costs what was in
+flight: the connection is made again and the blob that was cut goes on at the byte where it stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
+import itertools
 import os
 import shutil
-import tarfile
 import tempfile
+import threading
+import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from ..errors import Failed
+from ..errors import Failed, Unreachable
 from .agent import Agent
 from .local import LocalTransport
-from .transport import printable
+from .transport import Transport
 
+T = TypeVar("T")
 #: progress(done, total), in bytes of content.
 Progress = Callable[[int, int], None]
 CHUNK = 1 << 18
-TAR_BLOCK = 512
-LEVEL = 1  # of libtorch_cpu.so it leaves 36 %; level 3 leaves 34 % for a third more CPU
+SLICE = 1 << 15
+LEVEL = 4  # results/ship/levels.txt: a tenth less than level 1 for a third more CPU; 6 takes twice that
 RECEIVE_TIMEOUT_S = 6 * 3600
-INGEST_TIMEOUT_S = 1800
 INSTALL_TIMEOUT_S = 3600
+LIST_TIMEOUT_S = 120
+#: results/ship/connections.txt: one connection fills 100 Mbit/s and no more; four are twice as fast on a faster link.
+CONNECTIONS = 4
+SEVERAL_FROM = 64 << 20  # bytes of content: below that the dialling eats what it brings
+#: Waits before dialling again, in seconds; a try that brought bytes to the host starts over.
+WAITS_S = (1, 2, 4, 8, 15)
 # Reads the agent from the head of stdin and lets it read the stream behind it: nothing is left on the host.
-RECEIVE = (
-    "import sys; size, sys.argv = int(sys.argv[1]), ['ddtree-host', 'receive', '--staging', sys.argv[2]]; "
-    "exec(compile(sys.stdin.buffer.read(size), 'ddtree-host', 'exec'))"
-)
+RECEIVE = """\
+import os, sys, zlib
+size, source = int(sys.argv[1]), b""
+while len(source) < size:
+    chunk = os.read(0, size - len(source))
+    if not chunk:
+        raise SystemExit("the stream was cut")
+    source += chunk
+sys.argv = ["ddtree-host", "receive", "--staging", sys.argv[2]]
+exec(compile(zlib.decompress(source), "ddtree-host", "exec"))
+"""
 
 
 class ShipReport(NamedTuple):
-    """``files`` in the release; ``bytes_sent`` over the link, compressed; ``bytes_total`` of the release's content."""
+    """``files`` in the release; ``bytes_sent`` over the link, compressed; ``bytes_total`` of the release's content.
+
+    ``cuts``: how often the link was lost on the way. ``warnings``: what the host has to say of an installed release.
+    """
 
     files: int
     bytes_sent: int
     bytes_total: int
+    cuts: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 class Shippable(Protocol):
@@ -52,33 +75,254 @@ class Shippable(Protocol):
     def blob(self, sha256: str) -> Path: ...
 
 
-def ship(agent: Agent, release: Shippable, progress: Progress = lambda done, total: None) -> ShipReport:
-    """Uploads and installs. Harmless when repeated; raises what `Agent.call` and `Transport.run` raise."""
-    files: list[dict[str, Any]] = release.manifest["files"]
-    sizes: dict[str, int] = {file["sha256"]: file["size"] for file in files}
-    missing: list[str] = agent.call("missing", hashes=sorted(sizes))["missing"]
-    sent = 0
-    if missing:
-        with _staging(agent, release, missing) as staging:
-            if not isinstance(agent.transport, LocalTransport):
-                sent = _upload(agent, release, staging, {sha256: sizes[sha256] for sha256 in missing}, progress)
-            agent.call("ingest", staging=staging, hashes=missing, timeout=INGEST_TIMEOUT_S)
-    agent.call("install", manifest=release.manifest, timeout=INSTALL_TIMEOUT_S)
-    return ShipReport(len(files), sent, sum(file["size"] for file in files))
+class Link(Protocol):
+    """A connection to one host that can be made again (`deploy.run.Session`)."""
+
+    @property
+    def agent(self) -> Agent: ...
+    def reconnect(self) -> None:
+        """Raises Unreachable."""
+
+    def beside(self) -> Transport:
+        """One more connection to the same host, for the caller to close. Raises Unreachable."""
 
 
-@contextlib.contextmanager
-def _staging(agent: Agent, release: Shippable, missing: list[str]) -> Iterator[str]:
-    """The directory on the host that blobs arrive in. Over ssh it stays: what is in it is not sent again."""
-    if not isinstance(agent.transport, LocalTransport):
-        yield f"/var/tmp/ddtree-staging-{agent.transport.user}"
-        return
-    # On this machine the cache's own files are offered, by hard links: root copies and hashes them all the same.
-    beside = release.blob(missing[0]).parents[2]
-    with tempfile.TemporaryDirectory(prefix="staging-", dir=beside) as directory:
-        for sha256 in missing:
-            _link(release.blob(sha256), Path(directory) / sha256)
-        yield directory
+class Piece(NamedTuple):
+    """A blob, or what is left of it from ``offset`` on."""
+
+    sha256: str
+    offset: int
+    size: int
+
+
+def ship(
+    link: Link,
+    release: Shippable,
+    progress: Progress = lambda done, total: None,
+    warn: Callable[[str], None] = lambda text: None,
+    waits: Sequence[float] = WAITS_S,
+) -> ShipReport:
+    """Uploads and installs. Harmless when repeated; an installed release costs one round trip and no byte.
+
+    ``warn`` is told of a lost link and of blobs that are sent again; ``waits`` are the seconds before each dialling.
+    Raises what `Agent.call` does (Locked: another upload is under way), Unreachable when the host stays away, Failed
+    when a blob arrives wrong twice.
+    """
+    return _Shipment(link, release, progress, warn, waits).run()
+
+
+def staging_of(transport: Transport) -> str | None:
+    """The directory on the host that blobs arrive in, kept: what is in it is not sent again. None: this machine."""
+    return None if isinstance(transport, LocalTransport) else f"/var/tmp/ddtree-staging-{transport.user}"
+
+
+def remaining(wanted: Mapping[str, int], complete: Sequence[str], partial: Mapping[str, int]) -> list[Piece]:
+    """What is still to be sent of ``wanted`` (sha256 -> size), begun ones first, then from small to large."""
+    done = set(complete)
+    pieces = []
+    for sha256, size in wanted.items():
+        if sha256 not in done:
+            held = partial.get(sha256, 0)
+            pieces.append(Piece(sha256, held if held <= size else 0, size))
+    return sorted(pieces, key=lambda piece: (piece.offset == 0, piece.size, piece.sha256))
+
+
+def lots_of(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
+    """The pieces in ``count`` lots of about as many bytes, each in the order they were in."""
+    lots: list[list[Piece]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for piece in sorted(pieces, key=lambda piece: piece.offset - piece.size):
+        lightest = loads.index(min(loads))
+        lots[lightest].append(piece)
+        loads[lightest] += piece.size - piece.offset
+    order = {piece: n for n, piece in enumerate(pieces)}
+    return [sorted(lot, key=order.__getitem__) for lot in lots]
+
+
+def stream(pieces: Sequence[Piece], blob: Callable[[str], Path], told: Callable[[int], None]) -> Iterator[bytes]:
+    """The pieces as the host's `receive` reads them, gzip-compressed, in constant memory; ``told`` of each chunk.
+
+    Raises Failed when a file is not that long.
+    """
+    compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    for piece in pieces:
+        left = piece.size - piece.offset
+        yield compressor.compress(f"{piece.sha256} {piece.offset} {left}\n".encode())
+        path = blob(piece.sha256)
+        with path.open("rb") as file:
+            file.seek(piece.offset)
+            while chunk := file.read(min(CHUNK, left)):
+                left -= len(chunk)
+                yield compressor.compress(chunk)
+                told(len(chunk))
+        if left:
+            raise Failed(f"{path} is shorter than it was: the cache is damaged", hint="delete it and build again")
+    yield compressor.flush()
+
+
+class _Shipment:
+    """One release on its way to one host."""
+
+    def __init__(
+        self, link: Link, release: Shippable, progress: Progress, warn: Callable[[str], None], waits: Sequence[float]
+    ) -> None:
+        self._link, self._release, self._progress, self._warn, self._waits = link, release, progress, warn, waits
+        files: list[dict[str, Any]] = release.manifest["files"]
+        self._sizes: dict[str, int] = {file["sha256"]: file["size"] for file in files}
+        self._sent, self._cuts, self._held = 0, 0, -1
+        self._tries = list(waits)
+        self._resent: set[str] = set()
+
+    def run(self) -> ShipReport:
+        offer = self._insist(lambda: self._call("missing", staging=self._staging, timeout=LIST_TIMEOUT_S))
+        warnings = () if offer["installed"] else self._install(offer)
+        files = self._release.manifest["files"]
+        return ShipReport(len(files), self._sent, sum(file["size"] for file in files), self._cuts, warnings)
+
+    def _install(self, offer: dict[str, Any]) -> tuple[str, ...]:
+        """Send and install until the host has it; its warnings."""
+        missing: list[str] = offer["missing"]
+        there: dict[str, Any] | None = offer
+        while True:
+            if missing and self._staging is not None:
+                wrong = self._upload(self._staging, {sha256: self._sizes[sha256] for sha256 in missing}, there)
+                there = None
+                if wrong:
+                    self._may_send_again(wrong)
+                    missing = wrong
+                    continue
+            with self._offered(missing) as staging:
+                reply = self._insist(partial(self._call, "install", staging=staging, timeout=INSTALL_TIMEOUT_S))
+            if reply["installed"] is not None:
+                return tuple(map(str, reply.get("warnings", [])))
+            missing = [sha256 for sha256 in (*reply["missing"], *reply["wrong"]) if sha256 in self._sizes]
+            self._may_send_again(missing)
+
+    @property
+    def _staging(self) -> str | None:
+        return staging_of(self._link.agent.transport)
+
+    def _call(self, verb: str, **fields: Any) -> dict[str, Any]:
+        return self._link.agent.call(verb, manifest=self._release.manifest, **fields)
+
+    def _staged(self, staging: str) -> dict[str, Any]:
+        return self._link.agent.call("staged", as_root=False, staging=staging, timeout=LIST_TIMEOUT_S)
+
+    def _may_send_again(self, blobs: Sequence[str]) -> None:
+        """Once each. Raises Failed when it was sent again already, or when the cache's own copy is the wrong one."""
+        for sha256 in blobs:
+            path, name = self._release.blob(sha256), self._link.agent.transport.name
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                    raise Failed(
+                        f"{name}: blob {sha256} arrived wrong because this machine's cache is damaged",
+                        hint=f"delete {path} and build again",
+                    )
+            if sha256 in self._resent:
+                raise Failed(
+                    f"{name}: blob {sha256} arrived wrong, was sent again and is wrong again; nothing was installed",
+                    hint=f"the copy here is right ({path}): look at that host's memory and disk",
+                )
+            self._resent.add(sha256)
+            self._warn(f"{name}: blob {sha256} is not there or not right; sending it again")
+
+    # the link
+
+    def _insist(self, act: Callable[[], T]) -> T:
+        """Do it, and again after a lost link. Raises Unreachable when the host stays away."""
+        while True:
+            try:
+                return act()
+            except Unreachable as error:
+                self._reconnect(error)
+
+    def _reconnect(self, lost: Unreachable) -> None:
+        self._cuts += 1
+        while self._tries:
+            wait = self._tries.pop(0)
+            self._warn(f"{lost.message}; dialling again in {wait:g} s")
+            time.sleep(wait)
+            try:
+                return self._link.reconnect()
+            except Unreachable as error:
+                lost = error
+        lost.hint = lost.hint or "what arrived is kept: the next deploy goes on from there"
+        raise lost
+
+    def _upload(self, staging: str, wanted: dict[str, int], there: dict[str, Any] | None) -> list[str]:
+        """Send what staging does not have of ``wanted`` (``there`` says what it has); the blobs that arrived wrong."""
+        while True:
+            try:
+                there = self._staged(staging) if there is None else there
+                pieces = remaining(wanted, there["complete"], there["partial"])
+                held = sum(wanted.values()) - sum(piece.size - piece.offset for piece in pieces)
+                if held > self._held:
+                    self._held, self._tries = held, list(self._waits)
+                return self._send(staging, pieces, held, sum(wanted.values())) if pieces else []
+            except Unreachable as error:
+                self._reconnect(error)
+                there = None
+
+    def _send(self, staging: str, pieces: list[Piece], done: int, total: int) -> list[str]:
+        """Send the pieces, over several connections where there is much; the blobs that arrived wrong."""
+        counting = threading.Lock()
+
+        def told(size: int) -> None:
+            nonlocal done
+            with counting:
+                done += size
+                self._progress(done, total)
+
+        def sent(size: int) -> None:
+            with counting:
+                self._sent += size
+
+        with contextlib.ExitStack() as stack:
+            # Left last: when one lot fails, the other connections are closed first, which ends their sending.
+            pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
+            transports = [self._link.agent.transport]
+            if sum(piece.size - piece.offset for piece in pieces) >= SEVERAL_FROM:
+                with contextlib.suppress(Unreachable):  # a host that takes no more gets it over fewer
+                    while len(transports) < CONNECTIONS:
+                        transports.append(stack.enter_context(self._link.beside()))
+            send = partial(self._send_lot, staging, told=told, sent=sent)
+            first, *lots = lots_of(pieces, len(transports))
+            futures = [pool.submit(send, transport, lot) for transport, lot in zip(transports[1:], lots, strict=True)]
+            wrong = send(transports[0], first)
+            return [*wrong, *(sha256 for future in futures for sha256 in future.result())]
+
+    def _send_lot(
+        self,
+        staging: str,
+        transport: Transport,
+        pieces: list[Piece],
+        told: Callable[[int], None],
+        sent: Callable[[int], None],
+    ) -> list[str]:
+        agent = self._link.agent
+        source = zlib.compress(agent.source.encode())
+
+        def feed() -> Iterator[bytes]:
+            for chunk in itertools.chain([source], stream(pieces, self._release.blob, told)):
+                for at in range(0, len(chunk), SLICE):  # so that little counts as sent that never left
+                    sent(len(chunk[at : at + SLICE]))
+                    yield chunk[at : at + SLICE]
+
+        argv = ["python3", "-I", "-c", RECEIVE, str(len(source)), staging]
+        reply = agent.reply("receive", transport.run(argv, stdin=feed(), timeout=RECEIVE_TIMEOUT_S))
+        return [sha256 for sha256 in reply["wrong"] if sha256 in self._sizes]
+
+    @contextlib.contextmanager
+    def _offered(self, missing: list[str]) -> Iterator[str | None]:
+        """The staging directory. On this machine: the cache's own files by hard links; root copies and hashes them."""
+        if self._staging is not None or not missing:
+            yield self._staging
+            return
+        beside = self._release.blob(missing[0]).parents[2]
+        with tempfile.TemporaryDirectory(prefix="staging-", dir=beside) as directory:
+            for sha256 in missing:
+                _link(self._release.blob(sha256), Path(directory) / sha256)
+            yield directory
 
 
 def _link(blob: Path, name: Path) -> None:
@@ -86,52 +330,3 @@ def _link(blob: Path, name: Path) -> None:
         os.link(blob, name)
     except OSError:  # a file system without hard links, or fs.protected_hardlinks on another user's cache
         shutil.copyfile(blob, name)
-
-
-def _upload(agent: Agent, release: Shippable, staging: str, wanted: dict[str, int], progress: Progress) -> int:
-    """Sends what is not in staging yet; returns the bytes sent."""
-    staged = set(agent.call("staged", as_root=False, staging=staging)["complete"])
-    # The small ones first: a cut loses the blob it hits.
-    to_send = sorted((size, sha256) for sha256, size in wanted.items() if sha256 not in staged)
-    if not to_send:
-        return 0
-    sent = 0
-    source = agent.source.encode()
-
-    def stream() -> Iterator[bytes]:
-        nonlocal sent
-        yield source
-        for chunk in tar_stream([(sha256, size, release.blob(sha256)) for size, sha256 in to_send], progress):
-            sent += len(chunk)
-            yield chunk
-
-    result = agent.transport.run(
-        ["python3", "-I", "-c", RECEIVE, str(len(source)), staging], stdin=stream(), timeout=RECEIVE_TIMEOUT_S
-    )
-    with contextlib.suppress(ValueError):
-        reply = json.loads(result.stdout)
-        if result.code == 0 and reply.get("ok") is True and reply.get("received") == len(to_send):
-            return sent
-    said = printable(result.stdout) or printable(result.stderr) or "nothing"
-    raise Failed(f"{agent.transport.name}: the upload failed (status {result.code})", hint=f"the host said: {said}")
-
-
-def tar_stream(blobs: list[tuple[str, int, Path]], progress: Progress) -> Iterator[bytes]:
-    """A gzip-compressed tar of (name, size, file), in constant memory. Raises Failed when a file is not that long."""
-    compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
-    total, done = sum(size for _, size, _ in blobs), 0
-    for name, size, path in blobs:
-        info = tarfile.TarInfo(name)
-        info.size = size
-        yield compressor.compress(info.tobuf(tarfile.GNU_FORMAT))
-        left = size
-        with path.open("rb") as file:
-            while chunk := file.read(min(CHUNK, left)):
-                left -= len(chunk)
-                done += len(chunk)
-                yield compressor.compress(chunk)
-                progress(done, total)
-        if left:
-            raise Failed(f"{path} is shorter than it was: the cache is damaged", hint="delete it and build again")
-        yield compressor.compress(b"\0" * (-size % TAR_BLOCK))
-    yield compressor.compress(b"\0" * 2 * TAR_BLOCK) + compressor.flush()

@@ -32,6 +32,8 @@ DEAD_LINK_MS = 10_000
 KEEPALIVE_IDLE_S = 3
 KEEPALIVE_EVERY_S = 2
 WINDOW = 8 << 20
+# tcp(7): bytes the kernel takes ahead of the link. Few, or a cut loses megabytes that counted as sent.
+AHEAD = 64 << 10
 SESSION_WAIT_S = 5
 # Without a handler of its own, what paramiko logs and then raises would also be printed on stderr.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -229,6 +231,7 @@ def _dial(address: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_USER_TIMEOUT", DEAD_LINK_MS),
+        ("TCP_NOTSENT_LOWAT", AHEAD),
         ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
         ("TCP_KEEPINTVL", KEEPALIVE_EVERY_S),
         ("TCP_KEEPCNT", DEAD_LINK_MS // 1000 // KEEPALIVE_EVERY_S),

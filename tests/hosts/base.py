@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 PACKAGES = (
-    "systemd,systemd-sysv,dbus,libpam-systemd,openssh-server,sudo,python3,python3-venv,iproute2,procps,ca-certificates"
+    "systemd,systemd-sysv,dbus,libpam-systemd,openssh-server,sudo,python3,python3-venv,iproute2,procps,"
+    "ca-certificates,faketime"
 )
 # Would start by themselves, or want a kernel or a terminal of their own: noise in a test host.
 MASKED = (

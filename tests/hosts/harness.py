@@ -38,7 +38,7 @@ HERE = Path(__file__).parent
 STATE = Path(os.environ.get("DDTREE_TESTHOSTS", "/var/tmp/ddtree-testhosts"))
 SLOTS = range(8)
 FIRST_NET = 216  # slot n uses 10.(216+n).0.0/16
-TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "ssh", "ssh-keygen", "mkfs.ext4", "losetup", "unshare", "nsenter")
+TOOLS = ("systemd-nspawn", "mmdebstrap", "ip", "tc", "ssh", "ssh-keygen", "mkfs.ext4", "losetup", "unshare", "nsenter")
 EXT4_GOINGDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
 
@@ -196,6 +196,22 @@ class TestHost:
 
     def uncut(self) -> None:
         self._link_up()
+
+    def shape(self, bytes_per_s: int | None) -> None:
+        """Limits what goes to the host (tc-tbf(8)); a queue of 50 ms. None: as fast as it goes."""
+        sh("tc", "qdisc", "del", "dev", self.device, "root", check=False)
+        if bytes_per_s is not None:
+            bucket = ("rate", f"{bytes_per_s * 8}bit", "burst", 16_000, "limit", max(32_000, bytes_per_s // 20))
+            sh("tc", "qdisc", "add", "dev", self.device, "root", "tbf", *bucket)
+
+    @property
+    def bytes_to(self) -> int:
+        """Bytes that went over the link to the host since it was made, headers included."""
+        return int(Path(f"/sys/class/net/{self.device}/statistics/tx_bytes").read_text())
+
+    def break_sessions(self, user: str) -> None:
+        """Ends the user's ssh connections from the host's side, as a middlebox would: at once, told to nobody else."""
+        self.run(["pkill", "-KILL", "-f", f"^sshd: {user}"])
 
     def reset(self) -> None:
         """A new empty disk under the same name, address and host key; running afterwards."""

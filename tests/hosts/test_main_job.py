@@ -155,13 +155,16 @@ def test_two_hosts_from_nothing_to_rollback(fresh: tuple[TestHost, TestHost], tm
     assert {entry["host"]: entry["outcome"]["result"] for entry in both} == {"ct200": "unchanged", "b300": "confirmed"}
     assert main_process(ct200) == pid
 
-    verdicts = workspace.json("verify-exactness", "--host", "all")["hosts"]
-    assert [entry["verdict"]["kind"] for entry in verdicts] == ["EXACT", "EXACT"]
-
     # what deploy committed is what runs: nothing new
     before = workspace.commits()
     assert [entry["commit"] for entry in workspace.json("snapshot", "--host", "all")["hosts"]] == [None, None]
     assert workspace.commits() == before
+
+    # what verify-exactness says is kept, once
+    verdicts = workspace.json("verify-exactness", "--host", "all")["hosts"]
+    assert [entry["verdict"]["kind"] for entry in verdicts] == ["EXACT", "EXACT"]
+    assert all(entry["commit"] for entry in workspace.json("snapshot", "--host", "all")["hosts"])
+    assert [entry["commit"] for entry in workspace.json("snapshot", "--host", "all")["hosts"]] == [None, None]
 
     other = workspace.json("deploy", "--host", "all", "--profile", "b16k4", "--yes")["hosts"]
     assert {entry["outcome"]["generation"] for entry in other} == {2}

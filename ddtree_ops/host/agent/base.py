@@ -33,7 +33,7 @@ SETTLE_S = 2.0  # without health facts, active for so long counts as healthy
 
 
 class HostError(Exception):
-    """What the client is told. Kinds: usage, moved, locked, disk-full, refused, failed, stuck."""
+    """What the client is told. Kinds: usage, moved, locked, disk-full, refused, failed, stuck, cut."""
 
     def __init__(self, kind: str, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -46,6 +46,8 @@ def as_error(error: BaseException) -> HostError:
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return HostError("disk-full", f"no space left: {error.filename or error}")
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        return HostError("refused", f"read-only file system: {error.filename or error}")
     return HostError("failed", f"{type(error).__name__}: {error}")
 
 

@@ -13,13 +13,16 @@ from .base import JSON, NAME, HostError, absolute, as_error, named, safe
 from .engine import supervise
 from .facts import collect, generation, history, logs, probe, status
 from .guard import guard
-from .releases import ingest, install, missing, receive, staged
+from .keeping import prune, releases
+from .releases import install, missing
 from .service import Service
+from .store import receive, staged
 from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock, verdict
 
 VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "probe": probe, "status": status, "history": history, "generation": generation, "logs": logs, "collect": collect,
-    "bootstrap": bootstrap, "missing": missing, "staged": staged, "ingest": ingest, "install": install,
+    "bootstrap": bootstrap, "missing": missing, "staged": staged, "install": install,
+    "releases": releases, "prune": prune,
     "apply": apply, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
     "guard": guard,
     "stop": power, "start": power, "restart": power,
@@ -72,7 +75,7 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     os.umask(0o022)
     if given.verb == "receive":
-        return answer(lambda: receive(absolute(given.staging, "staging"), sys.stdin.buffer))
+        return answer(lambda: receive(absolute(given.staging, "staging"), 0))
     root = absolute(given.root, "root")
 
     def service() -> Service:

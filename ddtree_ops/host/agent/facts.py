@@ -44,6 +44,7 @@ def system_facts() -> JSON:
         "user": pwd.getpwuid(os.geteuid()).pw_name,
         "uid": os.geteuid(),
         "python": platform.python_version(),
+        "pythons": pythons(),
         "glibc": glibc(),
         "machine": platform.machine(),
         "kernel": platform.release(),
@@ -52,6 +53,13 @@ def system_facts() -> JSON:
         "time": time.time(),
         "pid1": (read_bytes(Path("/proc/1/comm")) or b"").decode(errors="replace").strip(),
     }
+
+
+def pythons() -> list[str]:
+    """The versions, such as 3.12, of the interpreters that `releases.fitting_python` would find."""
+    names = [path.name for base in ("/usr/bin", "/usr/local/bin") for path in Path(base).glob("python3.*")]
+    own = ".".join(platform.python_version_tuple()[:2])
+    return sorted({own, *(name[6:] for name in names if name[8:].isdigit())}, key=lambda version: int(version[2:]))
 
 
 def dropin_hashes(service: Service) -> dict[str, str]:
@@ -194,14 +202,14 @@ def status(service: Service, request: JSON) -> JSON:
 
 def probe(service: Service, request: JSON) -> JSON:
     """All a plan needs, in one reply. Writes nothing, works without root with less detail."""
-    release = request.get("release")
     root = service.root
+    asked = [named(RELEASE, release, "release") for release in member(request, "releases", list, [])]
     there = next(path for path in (root, *root.parents) if path.exists())
     return {
         "system": system_facts(),
         "agent_sha256": digest(read_bytes(service.agent, 8 << 20)),
         "disk_free": shutil.disk_usage(there).free,
-        "release_installed": release is not None and installed(root, named(RELEASE, release, "release")),
+        "releases_installed": [release for release in asked if installed(root, release)],
         **status(service, request),
         "next_generation": service.next_generation(),
         "adopt_generation": service.adopt_generation(),

@@ -30,7 +30,7 @@ def _plan(running: Running, prompts: list[Prompt], methods: tuple[str, ...], gol
         algorithm=spec.algorithm,
         dtype=spec.dtype,
         policy="exact" if exact else "near-tie",
-        epsilon_roundings=2,
+        epsilon_roundings=4,
         concurrency=(1, 8),
         max_new_tokens=NEW_TOKENS,
         prompts=prompts,

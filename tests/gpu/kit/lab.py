@@ -86,10 +86,23 @@ class Running:
 class Lab:
     """Starts servers and hands them to experiments. ``trees`` None: the reference engine stands in."""
 
-    def __init__(self, trees: Trees | None, pair: Path, results: Results, start_limit_s: float, caches: Path) -> None:
+    def __init__(
+        self,
+        trees: Trees | None,
+        pair: Path,
+        results: Results,
+        start_limit_s: float,
+        caches: Path,
+        deadline: float,
+    ) -> None:
+        """``deadline``: on the monotonic clock; experiments begin nothing long that would not end before it."""
         self.trees, self.pair, self.results, self.start_limit_s = trees, pair, results, start_limit_s
+        self.deadline = deadline
         self.servers: dict[str, Running] = {}
         self.caches = caches
+
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
 
     def start(self, specs: list[Spec]) -> None:
         """All at once: they share the compile caches, whose locks let one of them compile each kernel."""

@@ -29,13 +29,17 @@ SPECS = {
 #: selection -> the servers that it asks
 NEEDS: dict[str, tuple[str, ...]] = {
     "tokens": tuple(SPECS),
-    "logprobs": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16"),
-    "scoring": ("ar-fp32", "dflash-fp32", "dflash-fp32-sync", "dflash-fp32-chunk", "dflash-bf16"),
-    "noise": ("ar-bf16", "dflash-bf16"),
-    "gate": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16", "dflash-bf16-stock"),
+    "logprobs": ("ar-fp32", "dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16"),
+    "scoring": (
+        *("ar-fp32", "dflash-fp32", "dflash-fp32-sync", "dflash-fp32-chunk", "dflash-fp32-eager"),
+        *("dflash-bf16", "dflash-bf16-eager"),
+    ),
+    "noise": ("ar-bf16", "dflash-bf16", "ar-bf16-eager", "dflash-bf16-eager"),
+    "gate": ("ar-fp32", "dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16", "dflash-bf16-stock"),
     "load": ("dflash-fp32", "dflash-bf16"),
     "requests": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16"),
     "fatal": ("ar-bf16-stock", "dflash-bf16-stock"),
+    "deploy": (),
 }
 
 
@@ -58,7 +62,7 @@ def plan(
     lab: Lab, selected: list[str], prompts: int, concurrency: tuple[int, ...]
 ) -> dict[str, Coroutine[Any, Any, None]]:
     """Selection -> its work, in the order in which they queue for servers."""
-    from . import judged
+    from . import deployed, judged
 
     held = tokens.held_out(lab.pair, prompts)
 
@@ -67,16 +71,18 @@ def plan(
 
     gate: dict[str, tuple[str, ...]] = dict.fromkeys(there("gate"), ("self-score", "replay"))
     gate.pop("ar-fp32", None)
-    if "dflash-fp32" in gate:
-        gate["dflash-fp32"] = ("self-score", "replay", "golden")
+    for name in gate:
+        if name.startswith("dflash-fp32"):
+            gate[name] = ("self-score", "replay", "golden")
     if "dflash-bf16-stock" in gate:
         gate["dflash-bf16-stock"] = ()
     asked = tuple(name for name in there("scoring") if name != "ar-fp32")
     work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        "deploy": lambda: deployed.run_deploy(lab),
         "tokens": lambda: tokens.run_tokens(lab, held, concurrency),
         "logprobs": lambda: scoring.run_logprobs(lab, held, there("logprobs")),
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
-        "noise": lambda: tokens.run_noise(lab, held, there("noise"), "ar-bf16"),
+        "noise": lambda: tokens.run_noise(lab, held, there("noise"), "ar-bf16", (8, 32)),
         "gate": lambda: judged.run_gate_selection(lab, held, gate, "ar-fp32"),
         "load": lambda: hostile.run_load(lab, held, there("load")),
         "requests": lambda: hostile.run_requests(lab, there("requests")),

@@ -48,12 +48,15 @@ def held_out(pair: Path, count: int) -> list[HeldOut]:
     ][:count]
 
 
-async def ask_all(ask: Asker, prompts: list[tuple[int, ...]], concurrency: int, tokens: int) -> Round:
-    """All prompts, ``concurrency`` at a time, greedy, each in its own cache namespace."""
+async def ask_all(
+    ask: Asker, prompts: list[tuple[int, ...]], concurrency: int, tokens: int, key: str | None = None
+) -> Round:
+    """All prompts, ``concurrency`` at a time, greedy, each in its own cache namespace: a new one, or those of ``key``,
+    where an earlier round left prompts and outputs."""
     gate = asyncio.Semaphore(concurrency)
     outputs: list[list[int] | None] = [None] * len(prompts)
     steps, troubles = 0, []
-    key = f"round-{time.monotonic_ns()}"
+    key = key or fresh_key()
 
     async def one(i: int) -> None:
         nonlocal steps
@@ -68,6 +71,10 @@ async def ask_all(ask: Asker, prompts: list[tuple[int, ...]], concurrency: int, 
     begun = time.monotonic()
     await asyncio.gather(*(one(i) for i in range(len(prompts))))
     return Round(outputs, time.monotonic() - begun, steps, troubles)
+
+
+def fresh_key() -> str:
+    return f"round-{time.monotonic_ns()}"
 
 
 def differing(one: Round, other: list[list[int] | None]) -> tuple[int, int]:
@@ -125,24 +132,42 @@ def _compare(lab: Lab, rounds: dict[tuple[str, int], Round]) -> None:
             lab.results.add("tokens", name, f"C={concurrency} against patched", ok, differ=f"{wrong}/{compared}")
 
 
-async def run_noise(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], judge: str) -> None:
-    """Each server's own tokens, scored by ``judge``'s prefill: how many are not the argmax, and by how much."""
+async def run_noise(
+    lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], judge: str, concurrencies: tuple[int, ...]
+) -> None:
+    """Each server's own tokens, scored by ``judge``'s prefill: how many are not the argmax, and by how much.
+
+    Then the same of second turns that go on from the first ones' cache, whose KV was made token by token.
+    """
+    asked = [prompt.ids for prompt in prompts]
     for name in names:
-        async with lab.hold(name) as (running,):
-            got = await ask_all(running.ask, [p.ids for p in prompts], 8, NEW_TOKENS)
-        async with lab.hold(judge) as (judging,):
-            gaps, judged, troubles = await _gaps(judging.ask, [p.ids for p in prompts], got.outputs)
-        # bf16 logits of this pair's size have steps of 1/32 to 1/8
-        steps = Counter(round(gap * 32) / 32 for gap in gaps)
-        lab.results.add(
-            *("noise", name, f"scored by {judge}", None if not troubles else False),
-            judged=judged,
-            not_argmax=len(gaps),
-            rate=len(gaps) / max(judged, 1),
-            largest=max(gaps, default=0.0),
-            gaps=dict(sorted(steps.items())),
-            troubles=troubles[:1],
-        )
+        for concurrency in concurrencies:
+            key = fresh_key()
+            async with lab.hold(name) as (running,):
+                got = await ask_all(running.ask, asked, concurrency, NEW_TOKENS, key)
+                # beginnings of other prompts, so that not all turns end as they did
+                turns = [
+                    (*p, *(o or ()), *asked[i - 1][:8]) for i, (p, o) in enumerate(zip(asked, got.outputs, strict=True))
+                ]
+                second = await ask_all(running.ask, turns, concurrency, NEW_TOKENS, key)
+            await _noise(lab, judge, name, f"C={concurrency}", asked, got)
+            await _noise(lab, judge, name, f"C={concurrency}, second turn", turns, second)
+
+
+async def _noise(lab: Lab, judge: str, name: str, case: str, prompts: list[tuple[int, ...]], got: Round) -> None:
+    async with lab.hold(judge) as (judging,):
+        gaps, judged, troubles = await _gaps(judging.ask, prompts, got.outputs)
+    # bf16 logits of this pair's size have steps of 1/32 to 1/8
+    steps = Counter(round(gap * 32) / 32 for gap in gaps)
+    lab.results.add(
+        *("noise", name, f"{case}, scored by {judge}", None if not troubles + got.troubles else False),
+        judged=judged,
+        not_argmax=len(gaps),
+        rate=len(gaps) / max(judged, 1),
+        largest=max(gaps, default=0.0),
+        gaps=dict(sorted(steps.items())),
+        troubles=(troubles + got.troubles)[:1],
+    )
 
 
 async def _gaps(

@@ -151,7 +151,7 @@ class World:
             made = self.workspace.json("plan", "--host", name, "--profile", self.old, code=3)["hosts"][0]["plan"]
             with open_session(resolve(load_workspace(self.workspace.path), name, SERVICE, None)) as session:
                 session.agent.bootstrap()
-                ship(session.agent, ScriptedRelease(made["release"]))
+                ship(session, ScriptedRelease(made["release"]))
 
     def everywhere(self, verb: str, profile: str) -> list[str]:
         """The words that do it to all of the workspace's hosts."""

@@ -51,7 +51,7 @@ def deployed_host(deployment: Deployment, **changes: Any) -> dict[str, Any]:
         **empty_host(),
         "state": {"confirmed": 3, "pending": None},
         "next_generation": 4,
-        "release_installed": True,
+        "releases_installed": [RELEASE],
         "generation": {"n": 3, "meta": dict(plan.meta), "files": {name: sha256(text) for name, text in files.items()}},
         "unit": {
             "path": "/etc/systemd/system/x.service",

@@ -75,7 +75,7 @@ def test_another_machine_under_the_same_name_is_refused(ct200: Deployment, tmp_p
 def test_a_release_that_is_nowhere_is_refused(ct200: Deployment, tmp_path: Path) -> None:
     (one,) = planfile.read(written(ct200, tmp_path))
     planfile.require_release(one, seen(), RELEASE)
-    planfile.require_release(one, seen(release_installed=True), "f" * 16)
+    planfile.require_release(one, seen(releases_installed=[RELEASE]), "f" * 16)
     with pytest.raises(Failed, match="this checkout builds"):
         planfile.require_release(one, seen(), "f" * 16)
 

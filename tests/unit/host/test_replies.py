@@ -88,7 +88,7 @@ def test_control_characters_in_a_log_stay_on_the_host(box: Box) -> None:
     [
         {"verb": "nothing"}, {"service": "../x"}, {"service": "A"}, {"root": "relative"}, {"root": "/a/../b"},
         {"root": "/a//b"}, {"root": "/a b"}, {"root": "/a\nb"}, {"root": "/a/"}, {"unit_dir": "etc"},
-        {"supervisor": "upstart"}, {"release": "../../x"}, {"port": 70000},
+        {"supervisor": "upstart"}, {"releases": ["../../x"]}, {"port": 70000},
         {"port": True}, {"model_paths": ["../x"]}, {"model_paths": "/x"},
     ],
 )  # fmt: skip
@@ -183,3 +183,9 @@ def test_models_are_identified_by_headers_and_sizes(box: Box, tmp_path: Path) ->
     assert ask()[str(model)]["identity"]["headers_sha256"] != identity["headers_sha256"]
     (model / "config.json").write_text("{ }")
     assert ask()[str(model)]["identity"]["config_sha256"] != identity["config_sha256"]
+
+
+def test_a_probe_tells_the_pythons_that_a_release_may_stand_on(box: Box) -> None:
+    told = box.probe()["system"]["pythons"]
+    assert ".".join(sys.version.split(".")[:2]) in told
+    assert told == sorted(set(told), key=lambda version: int(version[2:]))

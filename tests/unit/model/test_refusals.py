@@ -192,6 +192,22 @@ PROFILES = [
 HOSTFILE = "inventories/h.yaml"
 HOSTS = [
     Row(
+        "wheels",
+        HOST + "release: {wheels: pip}\n",
+        [f"{HOSTFILE}:15: release.wheels: not 'pip'", "allowed: ship, index"],
+    ),
+    Row("slim", HOST + "release: {slim: yes}\n", [f"{HOSTFILE}:15: release.slim: expected true or false"]),
+    Row("release key", HOST + "release: {slimm: true}\n", ["release.slimm: unknown key; did you mean 'slim'?"]),
+    Row("provided", HOST + "release: {provided: torch}\n", ["release.provided: expected a list, got text"]),
+    Row(
+        "provided range",
+        HOST + "release:\n  provided: [torch, 'numpy>=2']\n",
+        [
+            f"{HOSTFILE}:16: release.provided[1]: not 'numpy>=2'",
+            "a distribution's name, such as torch, or name==version",
+        ],
+    ),
+    Row(
         "port taken",
         HOST + "  two: {base: tiny, profile: ar, port: 30000}\n",
         [f"{HOSTFILE}:15: services.two.port: 30000 is the port of one too"],

@@ -7,30 +7,42 @@ installed becomes a module whose every attribute is an inert class. Nothing of S
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar
+
+#: absent, and called while SGLang is being imported: the standard library's nearest
+LIKE: dict[str, ModuleType] = {"dill": pickle, "uvloop": ModuleType("uvloop")}
+LIKE["uvloop"].__dict__["EventLoopPolicy"] = asyncio.DefaultEventLoopPolicy
+
+#: triton's way to its device: there is none
+LACKING = {"driver"}
 
 
 class _Meta(type):
     """Classes that answer any attribute, item, call or operator with one of themselves."""
 
     def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__") and name.endswith("__"):
+        if name in LACKING or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         return _inert(name)
 
     def __getitem__(cls, item: object) -> Any:
         return cls
 
+    def __setitem__(cls, key: object, value: object) -> None:
+        pass
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         # a decorator gives back what it decorates, with or without arguments
-        if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], _Meta):
+        if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType):
             return args[0]
         return super().__call__() if cls.__dict__.get("_own") is None else cls
 
@@ -47,6 +59,10 @@ class _Inert(metaclass=_Meta):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls._own = None
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *args: Any) -> Any:
+        return {"type": "any"}
+
 
 def _inert(name: str) -> type:
     made = _Meta(name, (_Inert,), {})
@@ -55,7 +71,9 @@ def _inert(name: str) -> type:
 
 
 class _Module(ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
+
+    __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -63,6 +81,14 @@ class _Module(ModuleType):
         value = _inert(name)
         setattr(self, name, value)
         return value
+
+
+def _asked_by_sglang() -> bool:
+    """Other packages try what may be absent, and mean it."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "sglang"
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -78,11 +104,13 @@ class _Finder(MetaPathFinder, Loader):
         known = top in sys.modules and top not in self.made
         if top in {"sglang", *sys.stdlib_module_names} or known or (top != fullname and top not in self.made):
             return None
+        if not _asked_by_sglang():
+            return None
         return ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         self.made.add(spec.name)
-        return _Module(spec.name)
+        return LIKE.get(spec.name) or _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddtree_ops.errors import UsageError
-from ddtree_ops.release.lock import LOCKS, load_lock, parse_lock
+from ddtree_ops.release.lock import LOCKS, load_lock, locked_pythons, parse_lock
 
 A, B = "a" * 64, "b" * 64
 HEAD = "# python: 3.11\n# machine: x86_64\n# glibc: 2.28\n"
@@ -16,8 +16,17 @@ def test_a_lock_is_read_whole() -> None:
     text = f"{HEAD}{remarks}Torch_X==2.1+cpu \\\n    --hash=sha256:{A}\nb==1 --hash=sha256:{B}\n"
     lock = parse_lock(text, "x")
     assert [(pin.name, pin.version, pin.sha256) for pin in lock.pins] == [("torch-x", "2.1+cpu", A), ("b", "1", B)]
-    assert lock.requires == {"python": "3.11", "machine": "x86_64", "glibc": "2.28"}
+    assert lock.requires == {"python": "3.11", "machine": "x86_64", "glibc": "2.28", "driver": None}
     assert lock.extra_index == "https://example.org/w"
+
+
+def test_a_lock_says_who_needs_what() -> None:
+    text = f"{HEAD}# driver: 580\n# resolve: a==1\na==1 --hash=sha256:{A}\nb==1 --hash=sha256:{B}  # via a, b\n"
+    lock = parse_lock(text, "x")
+    assert (lock.driver, lock.resolve) == ("580", "a==1")
+    assert [pin.via for pin in lock.pins] == [(), ("a", "b")]
+    with pytest.raises(UsageError, match="names what is not pinned: c"):
+        parse_lock(f"{HEAD}b==1 --hash=sha256:{B}  # via c", "x")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +50,13 @@ def test_nothing_is_skipped(text: str, complaint: str) -> None:
 def test_an_absent_lock_lists_what_there_is() -> None:
     with pytest.raises(UsageError, match=r"no lock file reference-cp399\.txt; there are: .*reference-cp311"):
         load_lock("reference", "3.99")
+    with pytest.raises(UsageError, match=r"no lock file for 'refer'; there are: .*reference-cp311"):
+        locked_pythons("refer")
+
+
+def test_the_pythons_of_a_base_are_its_own() -> None:
+    assert locked_pythons("reference") == ["3.11"]
+    assert locked_pythons("sglang-0.5.17") == ["3.11", "3.12"]
 
 
 def test_every_lock_that_ships_is_sound_and_named_after_its_python() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from ddtree_ops.errors import Failed
 from ddtree_ops.release.cache import Cache
+from ddtree_ops.release.fetch import fetch, target_options
 from ddtree_ops.release.lock import Lock, Pin
-from ddtree_ops.release.wheels import fetch, members, target_options, unpack
+from ddtree_ops.release.wheels import members, unpack
 
 from .wheelwright import LINK, PROGRAM, lock_of, make_wheel
 
@@ -117,7 +118,7 @@ def test_damaged_compressed_data_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """pip's only source of wheels."""
     directory = tmp_path / "index"
     directory.mkdir()
@@ -127,11 +128,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def test_wheels_are_fetched_by_pip_once(index: Path, tmp_path: Path) -> None:
-    cache, lock = Cache(tmp_path / "cache"), lock_of(make_wheel(index, "some_pkg", {"a.py": b"1"}))
+def test_wheels_are_fetched_by_pip_once(folder: Path, tmp_path: Path) -> None:
+    cache, lock = Cache(tmp_path / "cache"), lock_of(make_wheel(folder, "some_pkg", {"a.py": b"1"}))
     (wheel,) = fetch(lock, cache)
     assert wheel.parent == cache.wheels
-    for file in index.iterdir():
+    for file in folder.iterdir():
         file.unlink()
     assert fetch(lock, cache) == [wheel]
     # Damaged in the cache: it is not used, and pip no longer has it.
@@ -140,8 +141,8 @@ def test_wheels_are_fetched_by_pip_once(index: Path, tmp_path: Path) -> None:
         fetch(lock, cache)
 
 
-def test_a_wheel_with_another_hash_is_refused(index: Path, tmp_path: Path) -> None:
-    make_wheel(index, "pkg", {"a.py": b"1"})
+def test_a_wheel_with_another_hash_is_refused(folder: Path, tmp_path: Path) -> None:
+    make_wheel(folder, "pkg", {"a.py": b"1"})
     lock = Lock("3.11", "x86_64", "2.28", None, (Pin("pkg", "1.0", "0" * 64),), "")
     with pytest.raises(Failed, match="DO NOT MATCH THE HASHES"):
         fetch(lock, Cache(tmp_path / "cache"))

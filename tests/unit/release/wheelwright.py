@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import zipfile
 from pathlib import Path
 
@@ -23,11 +24,16 @@ def make_wheel(
     modes: dict[str, int] | None = None,
     record: dict[str, bytes] | None = None,
     record_twice: bool = False,
+    requires: tuple[str, ...] = (),
 ) -> Path:
-    """``record``: contents that RECORD is made of where they differ from ``files``."""
+    """``record``: contents that RECORD is made of where they differ from ``files``. ``requires``: Requires-Dist."""
     path = directory / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
-    files = {**files, f"{info}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n", f"{info}/METADATA": _metadata(name)}
+    files = {
+        **files,
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n",
+        f"{info}/METADATA": _metadata(name, requires),
+    }
     lines = []
     for member, content in {**files, **(record or {})}.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
@@ -43,8 +49,11 @@ def make_wheel(
     return path
 
 
-def _metadata(name: str) -> bytes:
-    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()
+def _metadata(name: str, requires: tuple[str, ...]) -> bytes:
+    extras = {extra for need in requires for extra in re.findall(r"extra == '(\w+)'", need)}
+    needs = "".join(f"Requires-Dist: {need}\n" for need in requires)
+    needs += "".join(f"Provides-Extra: {extra}\n" for extra in sorted(extras))
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}".encode()
 
 
 def make_package(directory: Path) -> Path:

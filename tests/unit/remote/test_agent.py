@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, UsageError
+from ddtree_ops.errors import DdtreeError, Failed, Locked, NeedsHand, Unreachable, UsageError
 from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.transport import connect
 
@@ -61,6 +61,7 @@ def test_the_request_arrives_whole(agent: Agent) -> None:
         ("refused", Failed),
         ("failed", Failed),
         ("stuck", NeedsHand),
+        ("cut", Unreachable),
         ("of-a-later-version", Failed),
     ],
 )

@@ -1,0 +1,69 @@
+"""Which release a host gets, and whether it fits there: pins, patches and the host's own words compared. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddtree_ops.deploy.facts import System
+from ddtree_ops.errors import Failed, UsageError
+from ddtree_ops.model import Deployment
+from ddtree_ops.release import Target, engine_of, locked_pythons, release_id
+from ddtree_ops.release.lock import load_lock
+
+
+def target(deployment: Deployment, python: str) -> Target:
+    """The release of a deployment for one Python, such as ``3.12``. Raises UsageError for a base of another engine."""
+    profile, options = deployment.profile, deployment.host.release
+    if engine_of(profile.release_base) != profile.engine:
+        raise UsageError(f"{profile.name}: release_base {profile.release_base} is not of the engine {profile.engine}")
+    return Target(
+        profile.release_base,
+        python,
+        deployment.host.gpus.arch,
+        wheels=options.wheels,
+        slim=options.slim,
+        provided=tuple(options.provided),
+    )
+
+
+def release_ids(deployment: Deployment) -> dict[str, str]:
+    """Python -> release id, for each Python that the base is locked for: the host's own is known after the probe."""
+    pythons = locked_pythons(deployment.profile.release_base)
+    return {python: release_id(target(deployment, python)) for python in pythons}
+
+
+def fitting(deployment: Deployment, system: System) -> Target:
+    """The release that fits the host. Raises Failed, both sides named, when none does."""
+    locked = locked_pythons(deployment.profile.release_base)
+    own = ".".join(system.python.split(".")[:2])
+    python = next((python for python in (own, *reversed(system.pythons)) if python in locked), None)
+    if python is None:
+        there = ", ".join(system.pythons) or own or "none"
+        raise Failed(
+            f"{deployment.host.name} has Python {there}; {deployment.profile.release_base} is made for "
+            f"{' and '.join(locked)}",
+            hint=f"install python{locked[-1]} there",
+        )
+    wanted = target(deployment, python)
+    lock = load_lock(wanted.base, python)
+    driver = lock.driver if wanted.arch != "none" else None
+    if problems := misfits({**lock.requires, "driver": driver}, system):
+        raise Failed(f"{deployment.host.name}: the release of {wanted.base} does not fit: {'; '.join(problems)}")
+    return wanted
+
+
+def misfits(requires: dict[str, Any], system: System) -> list[str]:
+    """What of a manifest's ``requires`` a host does not meet, one line each. ``provided`` is the host's to judge."""
+    found = []
+    if requires["machine"] != system.machine:
+        found.append(f"it is for {requires['machine']}, the host is {system.machine or 'unknown'}")
+    if _numbers(system.glibc) < _numbers(requires["glibc"]):
+        found.append(f"it needs glibc {requires['glibc']}, the host has {system.glibc or 'another libc'}")
+    driver = requires["driver"]
+    if driver is not None and _numbers(system.driver or "") < _numbers(driver):
+        found.append(f"it needs NVIDIA driver {driver}, the host has {system.driver or 'none'}")
+    return found
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]

@@ -1,0 +1,17 @@
+"""Inside a tree's Python: SGLang's own way to have a configuration without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def configured(**arguments: Any) -> Iterator[Any]:
+    """As if a server had been started with these arguments, on one rank."""
+    from sglang.srt.runtime_context import get_context, get_parallel
+
+    one = {f"{group}_{kind}": int(kind == "size") for group in ("tp", "pp", "attn_tp") for kind in ("size", "rank")}
+    with get_context().override_server_args(**arguments) as server_args, get_parallel().override(**one):
+        yield server_args

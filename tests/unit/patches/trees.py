@@ -1,0 +1,100 @@
+"""SGLang 0.5.17 as released and as patched here, and a Python that has imported one of them.
+
+Both cannot be imported into one Python, and neither should be into pytest's: each tree gets a child, which lives as
+long as the tests need it, since an import of SGLang takes seconds. A test asks it to run a function of ``inside_*.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddtree_ops.data import data_dir
+from ddtree_ops.release.cache import Cache
+from ddtree_ops.release.patchset import load_patchset
+from ddtree_ops.release.workflow import stock
+
+ROOT = Path(__file__).parents[3]
+BASE = "sglang-0.5.17"
+
+
+class RaisedThereError(Exception):
+    """What a function raised in the child: the exception's class by name, its words, its traceback."""
+
+    def __init__(self, kind: str, message: str, trace: str) -> None:
+        super().__init__(f"{kind}: {message}\n{trace}")
+        self.kind, self.message = kind, message
+
+
+class Tree:
+    """A directory with SGLang in it and, from the first question on, a Python that has imported from there."""
+
+    def __init__(self, name: str, site: Path) -> None:
+        self.name, self.site = name, site
+        self._child: subprocess.Popen[str] | None = None
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``function`` returns over there. Arguments and answer are JSON. Raises RaisedThereError."""
+        child = self._child = self._child or self._start()
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(json.dumps([function.__module__, function.__name__, arguments]) + "\n")
+        child.stdin.flush()
+        line = child.stdout.readline()
+        assert line, f"the Python of the {self.name} tree ended with {child.wait()}"
+        answer = json.loads(line)
+        if "raised" in answer:
+            raise RaisedThereError(*answer["raised"])
+        return answer["returned"]
+
+    def _start(self) -> subprocess.Popen[str]:
+        words = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+        # No other word of the environment: SGLang and torch take dozens of settings from there.
+        environment = {word: os.environ[word] for word in words if word in os.environ}
+        environment |= {"PYTHONPATH": f"{self.site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.patches.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def end(self) -> None:
+        if self._child is not None:
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            self._child.wait(timeout=30)
+
+
+def stock_tree(directory: Path) -> Path:
+    """SGLang's files of the released wheel (22 MB), from the cache or by pip. Raises Failed with what pip says."""
+    for path, content in stock(BASE, "3.12", Cache()).files.items():
+        if path.startswith("sglang/") and not path.startswith("sglang/multimodal_gen/"):
+            _write(directory / path, content)
+    return directory
+
+
+def patched_tree(stock_site: Path, directory: Path) -> Path:
+    """The same after the series. Raises Failed for a patch that does not fit exactly."""
+
+    def read(path: str) -> bytes | None:
+        file = stock_site / path
+        return file.read_bytes() if file.is_file() else None
+
+    changed = load_patchset(data_dir("patches") / BASE).apply(read)
+    shutil.copytree(stock_site, directory, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, content in changed.items():
+        (directory / path).unlink(missing_ok=True)
+        _write(directory / path, content)
+    return directory
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
