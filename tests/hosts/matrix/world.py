@@ -18,6 +18,7 @@ import yaml
 
 from ddtree_ops.deploy.session import open_session
 from ddtree_ops.model import load_workspace, resolve
+from ddtree_ops.release.build import FORMAT
 from ddtree_ops.remote.ship import ship
 
 from ..harness import TestHost
@@ -85,7 +86,7 @@ class ScriptedRelease:
             for path, text in sorted(texts.items())
         ]
         self.manifest: dict[str, Any] = {
-            "format": 1,
+            "format": FORMAT,
             "id": release,
             "engine": "reference",
             "arch": "none",
