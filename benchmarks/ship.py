@@ -32,6 +32,7 @@ from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.ship import LEVEL, RECEIVE, remaining, stream
 from tests.hosts.harness import Lab, TestHost, laboratory
 from tests.hosts.test_ship import ROOT, Line, hurt, on_the_wire, whole
+from tests.unit.release.test_build import REFERENCE
 
 MB = 1_000_000
 SEED = 20261129
@@ -79,7 +80,7 @@ def variant(release: Release, path: str, more: bytes) -> Release:
 
 def cycle(lab: Lab) -> None:
     host = lab.host("ship")
-    release = build("reference")
+    release = build(REFERENCE)
     say(describe(release))
     line = Stopwatch(host, "deploy")
 
@@ -98,7 +99,7 @@ def cycle(lab: Lab) -> None:
 
 def cuts(lab: Lab) -> None:
     host = lab.host("ship")
-    release = build("reference")
+    release = build(REFERENCE)
     plain, dice = on_the_wire(release), random.Random(SEED)
     say(f"{describe(release)}, {plain} bytes as one stream")
     total = sum({file["sha256"]: file["size"] for file in release.manifest["files"]}.values())
@@ -181,7 +182,7 @@ def memory(lab: Lab) -> None:
 
 
 def levels(_: Lab | None = None) -> None:
-    release = build("reference")
+    release = build(REFERENCE)
     say(describe(release))
     pieces = remaining({file["sha256"]: file["size"] for file in release.manifest["files"]}, [], {})
     total = sum(piece.size for piece in pieces)

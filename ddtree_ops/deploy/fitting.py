@@ -19,7 +19,8 @@ def target(deployment: Deployment, python: str) -> Target:
     return Target(
         profile.release_base,
         python,
-        deployment.host.gpus.arch,
+        # The reference engine runs on CPUs, whatever else its host has.
+        "none" if profile.engine == "reference" else deployment.host.gpus.arch,
         wheels=options.wheels,
         slim=options.slim,
         provided=tuple(options.provided),

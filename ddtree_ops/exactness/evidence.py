@@ -96,6 +96,11 @@ class Evidence:
         """The counts of one method and load, made at the first call."""
         return self._judged.setdefault((method, load), Judged())
 
+    def forgive(self, method: str, load: Load) -> None:
+        """Counts what lies beyond epsilon as near-ties."""
+        judged = self.judged(method, load)
+        judged.near_ties, judged.beyond = judged.near_ties + judged.beyond, 0
+
     def judged_pairs(self) -> list[tuple[str, Load, Judged]]:
         """Every method and load that has counts, in the order in which they began."""
         return [(method, load, judged) for (method, load), judged in self._judged.items()]

@@ -6,6 +6,7 @@ Ends with ``caught N of M faults; K false alarms in R healthy runs; T s a run``;
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -78,6 +79,11 @@ def quick() -> Iterator[Job]:
             yield Job("healthy", (Case(shape, dtype, None, methods(shape, dtype), 1),))
 
 
+def only(job: Job, pattern: str) -> Job:
+    """The job's cases that the pattern finds, as ``section: fault at shape dtype methods batch``."""
+    return Job(job.section, tuple(case for case in job.cases if re.search(pattern, f"{job.section}: {case}")))
+
+
 def goldens(pool: Executor, jobs: Sequence[Job]) -> dict[tuple[str, int], Golden]:
     """Every golden that a job compares with, by dtype and batch, with the verify counts of all shapes in float32."""
     cases = [case for job in jobs for case in job.cases if "golden" in case.methods]
@@ -119,22 +125,22 @@ def main() -> int:
     """Runs, prints and, with ``--out``, keeps the report and its rows."""
     parser = argparse.ArgumentParser(prog="python -m tests.detector", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few faults and healthy runs")
-    parser.add_argument("--section", action="append", help="only these of the full report; several times for several")
-    parser.add_argument("--rows", type=Path, help="rows of an earlier run of the same code: their sections are not run")
+    parser.add_argument("--only", default="", help="cases that this regular expression finds in their names")
+    parser.add_argument("--rows", type=Path, help="rows of an earlier run: what is run again replaces its own there")
     parser.add_argument("--out", type=Path, help="a folder for report.md and rows.jsonl")
     parser.add_argument("--at-once", type=int, default=2, help="engines at a time (each has one thread)")
     given = parser.parse_args()
     earlier = given.rows.read_bytes().splitlines() if given.rows is not None else []
     outcomes = [msgspec.json.decode(line, type=Outcome) for line in earlier]
-    done = {one.section for one in outcomes}
-    wanted = given.section or sorted({"faults", "replay", "elsewhere", "harmless", "bfloat16", "healthy"} - done)
-    jobs = [job for job in (quick() if given.quick else full()) if job.section in wanted]
-    if jobs:
+    jobs = [only(job, given.only) for job in (quick() if given.quick else full())]
+    jobs = [job for job in jobs if job.cases]
+    if jobs and not (given.rows and not given.only):
         with ProcessPoolExecutor(given.at_once) as pool:
             known = goldens(pool, jobs)
             handed = [[known.get((case.dtype, case.batch)) for case in job.cases] for job in jobs]
             for found in pool.map(perform, jobs, handed):
-                outcomes += found
+                made = {one.name for one in found}
+                outcomes = [one for one in outcomes if one.name not in made] + found
                 keep(outcomes, given.out)
     text = render(outcomes)
     line, good = closing(outcomes)

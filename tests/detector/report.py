@@ -52,6 +52,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     prefilled: int
     methods: list[str] = []
 
+    @property
+    def name(self) -> tuple[str, str, str, str, int]:
+        """What was run; one row each."""
+        return self.section, self.fault, self.shape, self.dtype, self.batch
+
 
 def outcome(section: str, fault: str, shape: str, batch: int, verdict: Verdict) -> Outcome:
     """What one verdict adds to the report."""

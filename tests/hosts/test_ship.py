@@ -17,7 +17,7 @@ from ddtree_ops.release import Cache, Release, build
 from ddtree_ops.remote import Agent, Transport, connect, ship
 from ddtree_ops.remote.ship import remaining, stream
 
-from ..unit.release.test_build import make
+from ..unit.release.test_build import REFERENCE, make
 from ..unit.release.wheelwright import lock_of
 from .harness import TestHost
 from .test_ssh import entry
@@ -91,7 +91,7 @@ def test_a_second_release_sends_only_what_is_new(line: Line, tmp_path: Path) -> 
     assert first.bytes_sent > 5 << 20
     (tmp_path / "package/engine/walk.py").write_bytes(b"STEPS = 5\n")
     cache = Cache(tmp_path / "cache")
-    changed = build("reference", cache=cache, package=tmp_path / "package", lock=lock_of(*cache.wheels.iterdir()))
+    changed = build(REFERENCE, cache=cache, package=tmp_path / "package", lock=lock_of(*cache.wheels.iterdir()))
     second = ship(line, changed)
     assert 0 < second.bytes_sent < 100_000
 
@@ -201,8 +201,8 @@ def test_a_staging_directory_of_somebody_else_is_refused(line: Line, testhost: T
 @pytest.mark.parametrize("line", ["deploy"], indirect=True)
 def test_the_reference_release_runs_on_a_host(line: Line, testhost: TestHost) -> None:
     """The real thing: torch and the engine, shipped, installed, imported."""
-    release = build("reference")
-    assert build("reference").id == release.id
+    release = build(REFERENCE)
+    assert build(REFERENCE).id == release.id
     start = time.monotonic()
     report = ship(line, release)
     took = time.monotonic() - start

@@ -45,6 +45,10 @@ class Guarded:
             f"cd {ROOT}; find . -type f ! -path './store/*' ! -name .lock -printf '%p %s %T@\\n' | sort"
         )
 
+    def look(self) -> None:
+        """What is there now is what has to stay."""
+        self._tree = self._listing()
+
     def untouched(self) -> bool:
         """The service runs on, and below the root all is as it was (whole blobs in the store apart)."""
         blobs = self.host.sh(
@@ -57,6 +61,7 @@ class Guarded:
 
     def refused(self, release: Release, match: str, *, sent: bool = False) -> str:
         """Shipping fails with these words, and before anything is sent unless ``sent``."""
+        self.look()
         before = self.host.bytes_to
         with pytest.raises(Failed, match=match) as caught:
             ship(self.line, release)
@@ -91,6 +96,7 @@ def guarded(once: Guarded) -> Iterator[Guarded]:
         f"rm -rf {STAGING}; cd {ROOT}/releases; "
         f"for r in *; do [ $r = {once.first.id} ] || {{ chmod -R u+w $r; rm -r $r; }}; done"
     )
+    once.look()
 
 
 def changed(release: Release, **requires: object) -> Release:
@@ -137,7 +143,7 @@ def test_a_disk_that_fills_up_meanwhile(guarded: Guarded, when: str) -> None:
         with pytest.raises(Failed, match="no space left"):
             ship(guarded.line, release, fill)
         assert guarded.host.sh(f"find {STAGING} -name '*.part'") == ""
-        guarded.host.sh(f"umount {STAGING}")
+        guarded.host.sh(f"umount {STAGING}; rmdir {STAGING}")
     else:
         # In the venv's case the last write meets a full disk: the release is made, its smoke import still runs.
         what = "store -name '.*.tmp'" if when == "store" else f"releases/*/{SITE}/slow.py"
@@ -187,18 +193,24 @@ def test_a_host_that_does_not_fit(guarded: Guarded, requires: dict[str, object],
 
 @pytest.mark.timeout(600)
 def test_without_python3_venv(guarded: Guarded) -> None:
-    """Debian's package python3-venv has ensurepip only: what we need of venv is in the standard library's package."""
-    guarded.host.sh("dpkg -r python3-venv python3.11-venv >/dev/null 2>&1")
+    """Debian's python3-venv is ensurepip; venv itself is in libpython3-stdlib, which python3-minimal does without."""
+    library = "/usr/lib/python3.11"
     release = bigger(guarded.first, 1)
     index = {"wheels": "index", "index_requirements": [{"name": "x", "version": "1", "hashes": ["0" * 64]}]}
-    guarded.refused(Release("ab" * 8, {**release.manifest, "id": "ab" * 8, **index}, release.cache), "needs pip here")
-    ship(guarded.line, release)
-    assert whole(guarded.host, release)
-    guarded.host.sh("mv /usr/lib/python3.11/venv /usr/lib/python3.11/venv.away")
+    assert guarded.host.sh(f"dpkg -S {library}/ensurepip/__init__.py").startswith("python3.11-venv:")
+    guarded.host.sh(f"mv {library}/ensurepip {library}/ensurepip.away")
+    try:
+        from_index = Release("ab" * 8, {**release.manifest, "id": "ab" * 8, **index}, release.cache)
+        guarded.refused(from_index, "needs pip here")
+        ship(guarded.line, release)
+        assert whole(guarded.host, release)
+    finally:
+        guarded.host.sh(f"mv {library}/ensurepip.away {library}/ensurepip")
+    guarded.host.sh(f"mv {library}/venv {library}/venv.away")
     try:
         guarded.refused(bigger(guarded.first, 1), "has no venv module: apt-get install python3-venv")
     finally:
-        guarded.host.sh("mv /usr/lib/python3.11/venv.away /usr/lib/python3.11/venv")
+        guarded.host.sh(f"mv {library}/venv.away {library}/venv")
 
 
 @pytest.mark.timeout(600)
@@ -250,8 +262,6 @@ def test_links_that_the_ssh_user_planted(guarded: Guarded) -> None:
 def test_wheels_from_the_hosts_own_index(guarded: Guarded, tmp_path: Path) -> None:
     """pip there, every hash pinned; an index that has another file, or does not have it, is told by name."""
     host = guarded.host
-    if host.run(["python3", "-c", "import ensurepip"]).returncode:
-        pytest.fail("run in the file's order: the host has no ensurepip any more")
     wheel = make_wheel(tmp_path, "fromindex", {"fromindex/__init__.py": b"value = 5\n"})
     shelf = "/srv/index/fromindex"
     host.put(f"{shelf}/{wheel.name}", wheel.read_bytes())
@@ -281,6 +291,5 @@ def test_wheels_from_the_hosts_own_index(guarded: Guarded, tmp_path: Path) -> No
     assert host.sh(f"ls {home}").split() == ["installed.json", "manifest.json", "share", "venv"]
     assert host.run(["grep", "-r", "tmp-", f"{home}/venv/bin", f"{home}/venv/pyvenv.cfg"]).returncode == 1
     host.sh("systemctl stop index")
-    guarded._tree = guarded._listing()
     other = wanting(("fromindex", "1.0", digest), ("other", "1.0", digest))
     guarded.refused(other, "does not reach its index", sent=True)

@@ -32,11 +32,12 @@ CAUSES = (
     (r"ModuleNotFoundError: No module named '(?P<a>[\w.]+)'", "module {a} is not in the release"),
     (r"THESE PACKAGES DO NOT MATCH THE HASHES[\s\S]*?\n\s+(?P<a>\S+) from",
      "the host's index has another {a} than the one that is pinned"),
-    (r"No matching distribution found for (?P<a>[^\s(]+)", "the host's index does not have {a}"),
     (r"certificate is not yet valid|certificate has expired",
      "the index's certificate is not valid at this host's time: is its clock right?"),
     (r"(?:NewConnectionError|ConnectTimeoutError|NameResolutionError|ProxyError)",
      "the host does not reach its index: see pip.conf there, or use wheels: ship"),
+    # after those two: pip ends with it whatever kept it from asking
+    (r"No matching distribution found for (?P<a>[^\s(]+)", "the host's index does not have {a}"),
 )  # fmt: skip
 FATBIN = b"\x50\xed\x55\xba"
 ENTRY = struct.Struct("<HHIQII HHI")  # kind, -, header size, payload size, -, -, -, -, arch

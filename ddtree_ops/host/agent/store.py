@@ -63,8 +63,9 @@ def store_dir(root: Path, sha: str = "") -> Path:
 
 def own_staging(path: Path, create: bool = False) -> int:
     """A descriptor of a staging directory that belongs to the SSH user and to nobody's symlink."""
-    if create and not path.exists():
-        path.mkdir(0o700, parents=True)
+    if create:
+        with contextlib.suppress(FileExistsError):  # the receiver of another connection was faster
+            path.mkdir(0o700, parents=True)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except NotADirectoryError:  # what open(2) says of a link, too

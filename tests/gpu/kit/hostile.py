@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from .ask import JSON
-from .lab import Lab
+from .lab import Lab, Running
 from .scoring import fresh
 from .tokens import HeldOut, ask_all, differing
 
@@ -67,7 +67,32 @@ async def run_load(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...]) -> 
             ok = exact and compared == len(others) and set(scores) == {200} and await ask.alive()
             figures = {"differ": f"{wrong}/{compared}", "flushes": sorted(set(flushes)), "scores": len(scores)}
             lab.results.add("load", name, "flush_cache and scoring", ok, **figures)
+            await _beside_each_other(lab, running, prompts)
             await _aborted(lab, name, prompts)
+
+
+async def _beside_each_other(lab: Lab, running: Running, prompts: list[HeldOut]) -> None:
+    """Requests that ask for the logprobs of some ids, of ranks, and of none, in one batch; each gets its own."""
+    more: list[JSON] = [
+        {"return_logprob": True, "token_ids_logprob": [2, 0]},
+        {"return_logprob": True, "top_logprobs_num": 3},
+        {},
+    ]
+    asked = (
+        running.ask.generate(prompt.ids, 48, extra_key=fresh(), **more[i % len(more)])
+        for i, prompt in enumerate(prompts[:24])
+    )
+    wrong: list[str] = []
+    for i, answer in enumerate(await asyncio.gather(*asked)):
+        kind = i % len(more)
+        if answer.status != 200:
+            wrong.append(f"{i}: {answer.status} {answer.text[:100]}")
+        elif kind == 0 and [len(row) for row in answer.meta["output_token_ids_logprobs"]] != [2] * len(answer.ids):
+            wrong.append(f"{i}: logprobs of ids")
+        elif kind == 1 and [len(row) for row in answer.meta["output_top_logprobs"]] != [3] * len(answer.ids):
+            wrong.append(f"{i}: ranks")
+    ok = not wrong and await running.ask.alive()
+    lab.results.add("load", running.spec.name, "ids, ranks and none in a batch", ok, wrong=wrong[:2])
 
 
 async def _aborted(lab: Lab, name: str, prompts: list[HeldOut]) -> None:

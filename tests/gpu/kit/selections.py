@@ -36,7 +36,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "noise": ("ar-bf16", "dflash-bf16", "ar-bf16-eager", "dflash-bf16-eager"),
     "gate": ("ar-fp32", "dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16", "dflash-bf16-stock"),
-    "load": ("dflash-fp32", "dflash-bf16"),
+    "load": ("dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16"),
     "requests": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16"),
     "fatal": ("ar-bf16-stock", "dflash-bf16-stock"),
     "deploy": (),

@@ -37,6 +37,12 @@ def test_the_host_decides_the_python_and_the_inventory_the_rest(ct200: Deploymen
     assert len(set(ids.values())) == 2
 
 
+def test_the_reference_engine_runs_on_cpus_whatever_gpus_its_host_has(ct200: Deployment) -> None:
+    profile = msgspec.structs.replace(ct200.profile, engine="reference", release_base="reference")
+    found = target(msgspec.structs.replace(ct200, profile=profile), "3.11")
+    assert (ct200.host.gpus.arch, found.arch) == ("sm_120", "none")
+
+
 def test_another_python_of_the_host_will_do(ct200: Deployment) -> None:
     more = msgspec.structs.replace(UBUNTU, python="3.13.5", pythons=["3.11", "3.12", "3.13"])
     assert fitting(ct200, more).python == "3.12"

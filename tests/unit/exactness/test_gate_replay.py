@@ -70,7 +70,7 @@ def test_a_difference_is_explained_by_logprobs_where_the_server_tells_them(toy: 
     assert verdict.kind is Kind.NEAR_TIE
     gaps = {f.concurrency: f.gap for f in verdict.findings if f.method == "replay"}
     assert set(gaps) >= {1, 8} and list(gaps.values()) == [pytest.approx(0.0625)] * len(gaps)
-    toy.gap = 0.2
+    toy.gap = 1.1
     assert run_gate(plan(methods=("replay",), dtype="bfloat16", policy="near-tie")).kind is Kind.FAIL
 
 

@@ -77,6 +77,8 @@ def test_a_module_that_was_left_out(tmp_path: Path) -> None:
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you\n    numpy==2.0 from http://x",
          "another numpy==2.0 than the one that is pinned"),
         ("ERROR: No matching distribution found for numpy==2.0 (from -r r.txt (line 1))", "does not have numpy==2.0"),
+        ("WARNING: Retrying ... after connection broken by 'NewConnectionError(...)': /simple/numpy/\n"
+         "ERROR: No matching distribution found for numpy==2.0", "does not reach its index"),
         ("SSLCertVerificationError(1, '... certificate is not yet valid (_ssl.c:1006)')", "is its clock right"),
     ],
 )  # fmt: skip

@@ -10,8 +10,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,19 @@ def test_whole_blobs_get_their_names(tmp_path: Path) -> None:
     assert listing(staging) == {sha(SMALL): len(SMALL), sha(b""): 0, sha(BIG): len(BIG)}
     assert (staging / sha(BIG)).read_bytes() == BIG
     assert staging.stat().st_mode & 0o777 == 0o700
+
+
+def test_receivers_that_start_at_once_share_one_staging(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for n in range(50):
+            ready = threading.Barrier(8)
+
+            def one(path: Path, ready: threading.Barrier) -> int:
+                ready.wait()
+                return store.own_staging(path, create=True)
+
+            for fd in pool.map(one, [tmp_path / str(n)] * 8, [ready] * 8):
+                os.close(fd)
 
 
 def test_a_cut_blob_goes_on_at_its_byte(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 #: absent, and called while SGLang is being imported: the standard library's nearest
 LIKE: dict[str, ModuleType] = {"dill": pickle, "uvloop": ModuleType("uvloop")}
@@ -54,7 +54,7 @@ class _Meta(type):
 
 
 class _Inert(metaclass=_Meta):
-    _own = True
+    _own: bool | None = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         cls._own = None
@@ -71,9 +71,10 @@ def _inert(name: str) -> type:
 
 
 class _Module(ModuleType):
-    __path__: ClassVar[list[str]] = []
-
-    __version__ = "0"
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+        self.__version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):

@@ -131,14 +131,15 @@ def triton_precision(dtype: str, tf32: bool, already: str | None) -> str | None:
         attention_chunk_size=None,
     )
     rank = SimpleNamespace(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, gpu_id=0, dp_rank=None)
-    kept, torch.get_device_module = torch.get_device_module, stop
+    kept = torch.get_device_module
+    vars(torch)["get_device_module"] = stop
     try:
         with configured(enable_tf32_matmul=tf32) as server_args:
             Runner(model, 0.5, 0, rank, 1, server_args, is_draft_worker=True)
     except _StopError:
         return os.environ.get("TRITON_F32_DEFAULT")
     finally:
-        torch.get_device_module = kept
+        vars(torch)["get_device_module"] = kept
         torch.set_float32_matmul_precision("highest")
     raise AssertionError("the runner went past its device")
 

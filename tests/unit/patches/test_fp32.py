@@ -23,7 +23,7 @@ NORMS = [
 
 
 def close(told: dict[str, Any]) -> bool:
-    return told["called"] == [] and told["apart"] < FP32
+    return bool(told["called"] == [] and told["apart"] < FP32)
 
 
 @pytest.mark.parametrize(("name", "residual", "shape", "kernel"), NORMS)

@@ -7,8 +7,8 @@ import pytest
 from . import inside_pipeline
 from .trees import Tree
 
-EVEN = [(layers, size, None) for size in range(2, 9) for layers in (size, 36, 61)]
-UNEVEN = [(36, 3, "10,10,16"), (61, 8, "5,8,8,8,8,8,8,8"), (7, 4, "4,1,1,1")]
+EVEN: list[tuple[int, int, str | None]] = [(layers, size, None) for size in range(2, 9) for layers in (size, 36, 61)]
+UNEVEN: list[tuple[int, int, str | None]] = [(36, 3, "10,10,16"), (61, 8, "5,8,8,8,8,8,8,8"), (7, 4, "4,1,1,1")]
 
 
 def starts(layers: int, size: int, uneven: str | None) -> list[int]:

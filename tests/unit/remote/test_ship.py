@@ -174,7 +174,7 @@ def test_a_sender_that_slept_goes_on(release: Release, afar: Callable[..., Afar]
     """The link held, but the host took the silence for its end: that is no failure."""
     link = afar()
     assert "\nIDLE_S = 12.0" in link.agent.source
-    link.agent.source = link.agent.source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 1.0")
+    link.agent.source = link.agent.source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 4.0")
     slept: list[str] = []
 
     class Sleepy:
@@ -182,7 +182,7 @@ def test_a_sender_that_slept_goes_on(release: Release, afar: Callable[..., Afar]
 
         def blob(self, sha256: str) -> Path:
             if len(slept) == 2:
-                time.sleep(8)  # longer than a loaded machine takes to start the receiver
+                time.sleep(16)  # longer than a loaded machine takes to start the receiver
             slept.append(sha256)
             return release.blob(sha256)
 
