@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ddtree_ops.cli.app import error_json, show_error
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import DdtreeError, Interrupted, UsageError
 from ddtree_ops.model import Deployment, Workspace, find_workspace, load_workspace, resolve
 
-# design.md, "Several hosts: the worst of". 2 and 130 end a run at once and are not compared.
+T = TypeVar("T")
 Done: TypeAlias = dict[int, tuple[int, dict[str, Any]]]  # by index of the deployment: exit code, result
+# design.md, "Several hosts: the worst of". 2 and 130 end a run at once and are not compared.
 WORST_FIRST = (130, 9, 5, 4, 8, 1, 7, 6, 2, 3, 0)
+PARALLEL = 32  # hosts looked at at once; the work is waiting
 
 
 def select(
@@ -70,6 +75,82 @@ def each(
     return finish(screen, deployments, done, table=table)
 
 
+def everywhere(
+    deployments: Sequence[Deployment], look: Callable[[Deployment], T]
+) -> tuple[dict[int, T], dict[int, DdtreeError]]:
+    """``look`` at all of them at once, changing nothing: what was found and what failed, by index of the deployment.
+
+    Ctrl-C does not wait for hosts that do not answer: those that had not yet fail with Interrupted.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    looked: queue.SimpleQueue[tuple[int, T | BaseException]] = queue.SimpleQueue()
+    for index in range(len(deployments)):
+        waiting.put(index)
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                index = waiting.get_nowait()
+                try:
+                    looked.put((index, look(deployments[index])))
+                except BaseException as error:
+                    looked.put((index, error))
+
+    if len(deployments) == 1:
+        work()
+    else:
+        for _ in range(min(PARALLEL, len(deployments))):
+            threading.Thread(target=work, daemon=True).start()
+    found: dict[int, T] = {}
+    failed: dict[int, DdtreeError] = {}
+    try:
+        for _ in deployments:
+            index, value = looked.get()
+            if isinstance(value, DdtreeError):
+                failed[index] = value
+            elif isinstance(value, BaseException):
+                raise value
+            else:
+                found[index] = value
+    except KeyboardInterrupt:
+        for index in {*range(len(deployments))} - {*found} - {*failed}:
+            failed[index] = interrupted(deployments[index])
+    return dict(sorted(found.items())), dict(sorted(failed.items()))
+
+
+def interrupted(deployment: Deployment) -> Interrupted:
+    """Ctrl-C while nothing was being applied there: that part answers by itself."""
+    name = deployment.host.name
+    return Interrupted(f"{name}: interrupted", hint=f"how things are: ddtree status --host {name}")
+
+
+def survey(
+    screen: Screen,
+    deployments: Sequence[Deployment],
+    look: Callable[[Deployment], T],
+    show: Callable[[Deployment, T], tuple[int, dict[str, Any]]],
+    *,
+    table: bool = True,
+) -> int:
+    """Look at all deployments at once, show what was found in order; the worst exit code."""
+    found, failed = everywhere(deployments, look)
+    done: Done = {}
+    for index, deployment in enumerate(deployments):
+        if index in failed:
+            done[index] = failure(failed[index])
+            continue
+        if len(deployments) > 1 and table:
+            screen.step(f"-- {deployment.host.name} --")
+        done[index] = show(deployment, found[index])
+    return finish(screen, deployments, done, table=table)
+
+
+def failure(error: DdtreeError) -> tuple[int, dict[str, Any]]:
+    """An expected failure, shown; its exit code and what ``--json`` says of it."""
+    show_error(error)
+    return error.exit_code, {"error": error_json(error)}
+
+
 def finish(screen: Screen, deployments: Sequence[Deployment], done: Done, *, table: bool = True) -> int:
     """Show what became of each deployment (absent in ``done``: not touched); the worst exit code."""
     results = []
@@ -95,16 +176,12 @@ def attempt(
     act: Callable[[Deployment], tuple[int, dict[str, Any]]], deployment: Deployment
 ) -> tuple[int, dict[str, Any]]:
     """``act``, its expected failures shown and turned into their exit code and what ``--json`` shows."""
-    name = deployment.host.name
     try:
         return act(deployment)
-    except KeyboardInterrupt:  # nothing was being applied: that part answers by itself
-        stopped = Interrupted(f"{name}: interrupted", hint=f"how things are: ddtree status --host {name}")
-        show_error(stopped)
-        return stopped.exit_code, {"error": error_json(stopped)}
+    except KeyboardInterrupt:
+        return failure(interrupted(deployment))
     except DdtreeError as error:
-        show_error(error)
-        return error.exit_code, {"error": error_json(error)}
+        return failure(error)
 
 
 def _one_by_one(

@@ -36,22 +36,25 @@ def plan(
     json_: JsonOption = False,
 ) -> int:
     """Show what deploy would change, as a diff. Changes nothing; exit 3 if anything would change."""
-    from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.cli.fleet import select, survey
     from ddtree_ops.deploy import planfile
     from ddtree_ops.deploy.session import Options, author, open_session
 
     screen = Screen(json_=json_)
     kept: list[planfile.Stored] = []
 
-    def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+    def look(deployment: Deployment) -> tuple[Plan, Facts]:
         with open_session(deployment) as session:
-            made, seen = session.plan(Options(adopt, overwrite))
+            return session.plan(Options(adopt, overwrite))
+
+    def tell(deployment: Deployment, found: tuple[Plan, Facts]) -> tuple[int, dict[str, Any]]:
+        made, seen = found
         show(screen, made, seen)
         kept.append(planfile.stored(made, seen, deployment))
         return (3 if made.changes else 0), {"plan": made.as_json(), "summary": made.action}
 
     deployments = select(host, service, profile, workspace)
-    code = each(screen, deployments, act)
+    code = survey(screen, deployments, look, tell)
     if output is not None and code in (0, 3):
         output.write_text(planfile.to_text(kept, author(deployments[0].workspace_path)), encoding="utf-8")
         screen.step(f"plan written to {output}; apply it with: ddtree deploy {output}")

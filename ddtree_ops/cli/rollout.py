@@ -6,11 +6,10 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ddtree_ops.cli.deploy import report, snap_after
-from ddtree_ops.cli.fleet import Done, attempt, each, finish
+from ddtree_ops.cli.fleet import each, everywhere, failure, finish
 from ddtree_ops.cli.plan import show
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.deploy import planfile, run
@@ -18,9 +17,8 @@ from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.deploy.session import Options, Session, open_session, settle
+from ddtree_ops.errors import Interrupted
 from ddtree_ops.model import Deployment, Workspace
-
-PARALLEL = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +54,16 @@ class Rollout:
         """
         deployments = [deployment for deployment, _ in wanted]
         with contextlib.ExitStack() as stack:
-            ready, done = self._look(wanted, stack)
-            if done and not self.keep_going:
+            kept = {_key(deployment): stored for deployment, stored in wanted}
+
+            def look(deployment: Deployment) -> Ready:
+                session = stack.enter_context(open_session(deployment))
+                return self._plan(session, kept[_key(deployment)])
+
+            ready, failed = everywhere(deployments, look)
+            done = {index: failure(error) for index, error in failed.items()}
+            stopped = any(isinstance(error, Interrupted) for error in failed.values())
+            if done and (stopped or not self.keep_going):
                 return finish(self.screen, deployments, done)
             for one in ready.values():
                 self._show(one)
@@ -76,27 +82,6 @@ class Rollout:
                 return self._change(ready[index], screen)
 
             return each(self.screen, deployments, act, stop_at_first_failure=not self.keep_going, width=width)
-
-    def _look(
-        self, wanted: Sequence[tuple[Deployment, planfile.Stored | None]], stack: contextlib.ExitStack
-    ) -> tuple[dict[int, Ready], Done]:
-        """Probe and plan everywhere at once; what failed is in the second."""
-        ready: dict[int, Ready] = {}
-
-        def look(index: int) -> tuple[int, dict[str, Any]]:
-            def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-                session = stack.enter_context(open_session(deployment))
-                ready[index] = self._plan(session, wanted[index][1])
-                return 0, {}
-
-            return attempt(act, wanted[index][0])
-
-        if len(wanted) == 1:
-            looked = [look(0)]
-        else:
-            with ThreadPoolExecutor(PARALLEL) as pool:
-                looked = list(pool.map(look, range(len(wanted))))
-        return dict(sorted(ready.items())), {index: found for index, found in enumerate(looked) if found[0] != 0}
 
     def _plan(self, session: Session, stored: planfile.Stored | None) -> Ready:
         if stored is None:
@@ -136,3 +121,7 @@ class Rollout:
             with self._committing:
                 snap_after(screen, session)
         return 0, {"outcome": outcome.as_json(), "summary": f"generation {outcome.generation} {outcome.result}"}
+
+
+def _key(deployment: Deployment) -> tuple[str, str]:
+    return deployment.host.name, deployment.service_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,47 +15,77 @@ from ddtree_ops.deploy.drift import find_drift
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import preflight
 from ddtree_ops.deploy.plan import Plan, expected, seal
-from ddtree_ops.deploy.run import apply, new_txn
+from ddtree_ops.deploy.run import apply, new_txn, require_leave
 from ddtree_ops.deploy.session import Session, author, bootstrap
 from ddtree_ops.errors import Failed
 from ddtree_ops.model import profile_from_json
 
 
-def rollback(session: Session, seen: Facts, to: int | None, ui: Ui) -> Outcome:
-    """Back to generation ``to`` (default: the newest proven one before the current), through the same gate."""
-    started = time.monotonic()
-    deployment = session.deployment
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A generation as it lies on the host: its metadata and its files' texts."""
+
+    n: int
+    meta: Mapping[str, Any]
+    files: Mapping[str, str]
+
+    def __str__(self) -> str:
+        if self.meta.get("adopted") is not None:
+            return f"generation {self.n} (a hand-made unit)"
+        profile = (self.meta.get("profile") or {}).get("name")
+        return f"generation {self.n} (profile {profile}, release {self.meta.get('release')})"
+
+
+def find_target(session: Session, seen: Facts, to: int | None) -> Target:
+    """What ``ddtree rollback`` would go back to: generation ``to``, by default the newest proven one before what runs.
+
+    Raises Failed when there is none or the named one does not exist.
+    """
     history = session.agent.call("history", limit=200)
     try:
-        target = choose_rollback(seen, history.get("generations", []), to)
+        n = choose_rollback(seen, history.get("generations", []), to)
     except Failed as error:
-        raise Failed(f"{deployment.host.name}: {error.message}", hint=error.hint) from None
-    stored = session.agent.call("generation", n=target)
-    meta = stored["meta"]
+        raise Failed(f"{session.deployment.host.name}: {error.message}", hint=error.hint) from None
+    kept = session.agent.call("generation", n=n)
+    return Target(n, kept["meta"], kept["files"])
+
+
+def rollback(session: Session, seen: Facts, target: Target, ui: Ui, *, overwrite: bool = False) -> Outcome:
+    """Back to a generation that is on the host, through the same gate as a deploy.
+
+    Raises what `deploy.run.deploy` raises: Failed for drift that ``overwrite`` does not allow to be replaced, too.
+    """
+    started = time.monotonic()
+    deployment, meta = session.deployment, target.meta
     adopted = meta.get("adopted") is not None
     if adopted:
-        ui.warn(f"generation {target} is a hand-made unit: started and watched, but there is no profile to prove it by")
+        ui.warn(
+            f"generation {target.n} is a hand-made unit: started and watched, but there is no profile to prove it by"
+        )
     else:
-        deployment = msgspec.structs.replace(deployment, profile=profile_from_json(stored["files"]["profile.json"]))
+        deployment = msgspec.structs.replace(deployment, profile=profile_from_json(target.files["profile.json"]))
         preflight(session.transport, deployment.profile, deployment.workspace_path)
     profile = deployment.profile
-    for line in find_drift(seen, deployment.host.supervisor):
-        ui.warn(f"drift, replaced by the rollback: {line}")
+    drift = find_drift(seen, deployment.host.supervisor)
     plan = Plan(
         host=deployment.host.name,
         service=deployment.service_name,
         action="rollback",
         from_=seen.state.confirmed,
-        to=target,
+        to=target.n,
         release=meta.get("release"),
         meta={
             "health": meta.get("health")
             or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}
         },
         expect=expected(seen),
-        overwrite=True,
+        drift=() if overwrite else tuple(drift),
+        overwrite=overwrite,
         guard=session.cannot_guard(profile) == "",
     )
+    require_leave(plan, seen)
+    for line in drift:
+        ui.warn(f"drift, replaced by the rollback: {line}")
     bootstrap(session, seen, ui)
     sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
     attended = apply(session, sealed, profile, ui, system=seen.system, gate=not adopted)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_ops.cli.fleet import each, host_names
+from ddtree_ops.cli.fleet import each, host_names, survey
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import Failed, RolledBack, UsageError
 from ddtree_ops.model import Deployment, Workspace, init_workspace, load_workspace, resolve
@@ -114,3 +114,34 @@ def test_going_on_the_worst_counts(workspace: Workspace) -> None:
     act = Acts({"b": Failed("b: no")})
     assert each(Screen(), deployments(workspace), act, width=2) == 1
     assert sorted(act.begun) == list(NAMES)
+
+
+def test_hosts_are_looked_at_at_once_and_shown_in_order(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    together = threading.Barrier(len(NAMES))  # passed only when all are looked at at the same time
+
+    def look(deployment: Deployment) -> str:
+        together.wait(30)
+        if deployment.host.name == "b":
+            raise Failed("b: is not there")
+        return deployment.host.name
+
+    shown = []
+
+    def show(deployment: Deployment, found: str) -> tuple[int, dict[str, Any]]:
+        shown.append(found)
+        return 3, {"found": found}
+
+    assert survey(Screen(json_=True), deployments(workspace), look, show) == 1
+    assert shown == ["a", "c", "d"]
+    told = json.loads(capsys.readouterr().out)["hosts"]
+    assert [(row["host"], row["exit_code"]) for row in told] == [("a", 3), ("b", 1), ("c", 3), ("d", 3)]
+
+
+def test_a_fault_of_ours_in_a_look_is_no_finding(workspace: Workspace) -> None:
+    def look(deployment: Deployment) -> str:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        survey(Screen(json_=True), deployments(workspace), look, lambda deployment, found: (0, {}))
