@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ..machine import wait_for
 from ..test_main_job import FAULT, PORT, SERVICE
 from .row import Row
-from .world import HOME, MOMENT_S, World, edit_inventory
+from .world import HOME, MOMENT_S, UNIT, World, edit_inventory
 
 LISTEN = "import socket,time; s=socket.create_server(('0.0.0.0',{port})); time.sleep(600)"
 OTHER_PORT = PORT + 7
@@ -194,8 +194,8 @@ def old_one_crashing() -> Row:
 # rollback
 
 
-def rollback(name: str, code: int, damage: str, said: str) -> Row:
-    """From the new one to the one before, which is ``damage``d: the new one stays."""
+def rollback(name: str, code: int, damage: str, said: str, again: tuple[str, ...] = ()) -> Row:
+    """From the new one to the one before, after the ``damage``: the new one stays."""
 
     def act(world: World) -> int:
         before = world.state()["confirmed"]
@@ -206,7 +206,7 @@ def rollback(name: str, code: int, damage: str, said: str) -> Row:
         told(world, client.said(), said)
         return found
 
-    return Row(f"rollback, {name}", "new", code, act)
+    return Row(f"rollback, {name}", "new", code, act, again=again)
 
 
 def rollback_to_a_bad_one() -> Row:
@@ -307,6 +307,8 @@ def scenes() -> Iterator[Row]:
     yield rollback("the target is missing", 1, "rm -r {base}", "there is no generation")
     yield rollback("the target has no unit", 1, "rm {base}/unit", "has no unit")
     yield rollback("the target is damaged", 1, "echo '# x' >>{base}/unit", "was edited or is gone")
+    edit = f"echo '# x' >>{UNIT}; systemctl daemon-reload"
+    yield rollback("the unit was edited", 1, edit, "was edited on the host", ("--overwrite",))
     yield rollback_to_a_bad_one()
     for at_once in (False, True):
         yield two_clients(at_once)
