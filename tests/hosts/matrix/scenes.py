@@ -56,14 +56,14 @@ def refused_by_the_gate(
 
     def act(world: World) -> int:
         world.host.sh(prepare)
+        before = set(world.evidence())
         client = world.start("deploy", "--profile", tried(world, "bad", **keys), "--yes", "--no-snapshot")
         code = client.wait()
         told(world, client.said(), said, "it answers: EXACT", "evidence: ", "evidence on the host: ")
-        (kept,) = (world.workspace.path / "evidence" / world.host.name).glob("*.json")
+        (kept,) = set(world.evidence()) - before
         evidence = json.loads(kept.read_text())
         assert evidence["end"]["event"] == "recovered" and evidence["journal"], evidence["end"]
         assert any(entry.get("gpus") for entry in evidence["journal"] if entry["step"] == "evidence"), "no GPUs' state"
-        kept.unlink()
         on_host = world.host.sh(f"ls {HOME}/generations/*/evidence/{evidence['txn']}").split()
         assert {"log.txt", "why.json"} <= set(on_host), on_host
         return code

@@ -214,6 +214,10 @@ class World:
 
     # how it ended
 
+    def evidence(self) -> list[Path]:
+        """What the workspace keeps of deploys that were refused or undone here."""
+        return list((self.workspace.path / "evidence" / self.host.name).glob("*.json"))
+
     def state(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.host.sh(f"cat {HOME}/state.json"))
         return found
