@@ -1,9 +1,12 @@
-"""``ddtree hosts``: the inventory at a glance, one probe a host, in parallel."""
+"""``ddtree hosts``: the inventory at a glance, one connection a host, in parallel."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from ddtree_ops.cli.app import JsonOption, WorkspaceOption, command, error_json
 from ddtree_ops.cli.screen import Screen
@@ -11,19 +14,24 @@ from ddtree_ops.cli.screen import Screen
 if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
-PARALLEL = 16
 COLUMNS = ("host", "service", "state", "gpus busy", "release", "budget/topk", "accept length", "verdict", "doctor")
 
 
 @command("hosts", "Look")
-def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
+def hosts(
+    prometheus: Annotated[
+        Path | None,
+        typer.Option("--prometheus", help="Also write gauges here, for node_exporter's textfile collector."),
+    ] = None,
+    workspace: WorkspaceOption = None,
+    json_: JsonOption = False,
+) -> int:
     """Every service of every host: GPUs, what runs, how and when it was proven. Exit 6 if a host cannot be reached."""
-    from ddtree_ops.cli.fleet import worst
+    from ddtree_ops.cli.fleet import everywhere, worst
     from ddtree_ops.cli.status import summary
-    from ddtree_ops.deploy.plan import unproven
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.drift import unproven
+    from ddtree_ops.deploy.session import open_session
     from ddtree_ops.doctor.glance import glance
-    from ddtree_ops.errors import DdtreeError
     from ddtree_ops.model import find_workspace, load_workspace, resolve
 
     screen = Screen(json_=json_)
@@ -35,28 +43,56 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     def look(deployment: Deployment) -> dict[str, Any]:
         with open_session(deployment) as session:
             seen = session.probe()
-            health = glance(deployment, session.transport)
+            health, values = glance(deployment, session.transport)
         doubt = unproven(seen) if seen.state.confirmed is not None else None
         row = {**summary(deployment.host.name, deployment.service_name, seen, doubt), **health}
-        return {**row, "verdict": f"{row['verdict']} {row['verdict age']}".strip()}
+        verdict = (seen.last_verdict or {}).get("passed")
+        values |= {
+            "ddtree_service_deployed": float(seen.state.confirmed is not None),
+            "ddtree_service_active": float(seen.active.state == "active"),
+            "ddtree_unproven": float(doubt is not None),
+            "ddtree_verdict_passed": float(verdict) if isinstance(verdict, bool) else None,
+        }
+        return {**row, "verdict": f"{row['verdict']} {row['verdict age']}".strip(), "metrics": values}
 
+    found, failed = everywhere(deployments, look)
     rows: list[dict[str, Any]] = []
-    codes: list[int] = []
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        futures = [(deployment, pool.submit(look, deployment)) for deployment in deployments]
-        for deployment, future in futures:
-            try:
-                rows.append(future.result())
-                codes.append(0)
-            except DdtreeError as error:
-                codes.append(error.exit_code)
-                name = {"host": deployment.host.name, "service": deployment.service_name}
-                rows.append({**name, "state": type(error).__name__.lower(), "error": error_json(error)})
+    codes = []
+    for index, deployment in enumerate(deployments):
+        error = failed.get(index)
+        blank: dict[str, Any] = {"host": deployment.host.name, "service": deployment.service_name}
+        if error is not None:
+            blank |= {"state": type(error).__name__.lower(), "error": error_json(error)}
+        rows.append(found[index] if error is None else blank)
+        codes.append(0 if error is None else error.exit_code)
+    if prometheus is not None:
+        write_gauges(prometheus, rows)
     if screen.json:
         screen.document({"ok": not any(codes), "hosts": rows})
         return worst(codes)
     screen.table("", COLUMNS, [[str(row.get(column, "")) for column in COLUMNS] for row in rows])
-    for row in rows:
-        if "error" in row:
-            screen.warn(row["error"]["message"])
+    for error in failed.values():
+        screen.warn(error.message)
     return worst(codes)
+
+
+def write_gauges(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Replace the file in one step: node_exporter must never read half of one. Raises UsageError."""
+    from ddtree_ops.doctor.exported import exposition
+    from ddtree_ops.errors import UsageError
+
+    common = {"ddtree_look_timestamp_seconds": time.time()}
+    known = [
+        (
+            row["host"],
+            row["service"],
+            {**common, **row.get("metrics", {}), "ddtree_host_reachable": float("error" not in row)},
+        )
+        for row in rows
+    ]
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(exposition(known), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(f"--prometheus {path}: {error.strerror}") from error

@@ -12,27 +12,43 @@ from ddtree_ops.model import Deployment
 from ddtree_ops.remote.transport import Transport
 
 
-def glance(deployment: Deployment, transport: Transport) -> dict[str, str]:
-    """``gpus busy``, ``verdict age`` and ``doctor`` of a table's row; the collector's failure is the doctor's word."""
+def glance(deployment: Deployment, transport: Transport) -> tuple[dict[str, str], dict[str, float | None]]:
+    """``gpus busy``, ``verdict age`` and ``doctor`` of a table's row, and values of `exported.METRICS`.
+
+    Where the collector fails, that is the doctor's word.
+    """
     try:
         case = Case(deployment, host_facts(look(deployment, transport)))
     except Failed as error:
-        return {"gpus busy": "?", "verdict age": "", "doctor": error.message}
+        return {"gpus busy": "?", "verdict age": "", "doctor": error.message}, {}
+    return row_of(case)
+
+
+def row_of(case: Case) -> tuple[dict[str, str], dict[str, float | None]]:
+    """As `glance`, of facts that are there."""
     proven, now = case.facts.service.unit_proven, case.facts.clock.unix
-    old = None if proven is None or proven.at is None or now is None else now - proven.at
-    return {
-        "gpus busy": busy_of(case.facts.cards),
-        "verdict age": "" if old is None else age(old),
-        "doctor": said(examine(case)),
+    at = None if proven is None else proven.at
+    report, busy = examine(case), busy_of(case.facts.cards)
+    row = {
+        "gpus busy": busy,
+        "verdict age": "" if at is None or now is None else age(now - at),
+        "doctor": said(report),
+    }
+    restarts = case.facts.service.restarts
+    return row, {
+        "ddtree_service_restarts_total": None if restarts is None else float(restarts),
+        "ddtree_speculation_expected": float(case.profile.algorithm != "none"),
+        "ddtree_accept_length_floor": case.profile.min_accept_length,
+        "ddtree_verdict_timestamp_seconds": at,
+        "ddtree_doctor_errors": float(report.count("error")),
+        "ddtree_gpus_busy": float(busy.split()[0]) if busy[0].isdigit() else None,
     }
 
 
 def busy_of(cards: Cards) -> str:
-    """``2 of 8``; "none" where there are no GPUs to tell of."""
-    if cards.problem is not None and "not installed" in cards.problem:
-        return "none"
+    """``2 of 8``; "none" where there are no GPUs to tell of, "?" where nobody can tell."""
     if cards.problem is not None:
-        return "?"
+        return "none" if "not installed" in cards.problem else "?"
     held = {row.gpu for row in cards.processes}
     busy = [g for g in cards.gpus if g.index in held or (g.memory_used_mib or 0) > IDLE_MIB or (g.utilization or 0) > 0]
     return f"{len(busy)} of {len(cards.gpus)}"

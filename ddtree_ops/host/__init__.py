@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import resources
 
 PARTS = (
-    *("base", "system", "form", "supervisors", "service"),
+    *("base", "system", "form", "supervisors", "plain", "service", "guard"),
     *("store", "causes", "fitting", "manifest", "making", "releases"),
     *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )
