@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from ddtree_ops.doctor import checks as _registered  # noqa: F401  importing registers the checks
@@ -61,3 +63,20 @@ def archs_markdown() -> str:
         does = "refuses" if rule.refuse else f"sets `{', '.join(changes)}`"
         lines.append(f"| `{rule.id}` | {where} | {does} | {rule.refuse or rule.reason} | {rule.source} |")
     return "\n".join([*lines, ""])
+
+
+def document(text: str) -> str:
+    """docs/doctor.md with what stands between its markers written anew."""
+    for name, made in (("checks", checks_markdown()), ("archs", archs_markdown())):
+        begin, end = f"<!-- {name}: python -m ddtree_ops.doctor.table docs/doctor.md -->", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not found or not closed:
+            raise ValueError(f"no place for {name}")
+        text = f"{before}{begin}\n\n{made}\n{end}{after}"
+    return text
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1])
+    file.write_text(document(file.read_text(encoding="utf-8")), encoding="utf-8")
