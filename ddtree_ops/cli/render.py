@@ -22,11 +22,12 @@ def render(
     """
     from ddtree_ops import units
     from ddtree_ops.cli.fleet import select
-    from ddtree_ops.deploy.fitting import release_ids
+    from ddtree_ops.deploy.fitting import refuse_impossible, release_ids
 
     screen = Screen(json_=json_)
     found = []
     for deployment in select(host, service, profile, workspace):
+        refuse_impossible(deployment)
         ids = release_ids(deployment)
         release = UNKNOWN_RELEASE
         if len(ids) == 1:

@@ -26,6 +26,7 @@ COMMANDS = [
     "init",
     "demo",
     "hosts",
+    "doctor",
     "build",
     "patch",
     "render",
