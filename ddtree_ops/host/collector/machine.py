@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import grp
 import importlib.util
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from ..agent.base import JSON, USER
 from ..agent.system import glibc
-from .tools import Box, line_of, properties, whole
+from .tools import Box, line_of, whole
 
 
 def system(box: Box) -> JSON:
@@ -76,12 +77,20 @@ def rights(box: Box) -> JSON:
     }
 
 
+TIME_SERVICES = ("systemd-timesyncd", "chrony", "chronyd", "ntp", "ntpd", "ntpsec")
+TIME_ERROR = 5  # adjtimex(2): the kernel's clock is not synchronised
+
+
 def clock(box: Box) -> JSON:
-    keys = ("NTP", "NTPSynchronized")
-    said = box.ask("timedatectl", "show", "--property=NTP", "--property=NTPSynchronized", quiet=True)
-    shown = properties(said.text, keys) if not said.problem else {}
-    synchronised = {"yes": True, "no": False}.get(shown.get("NTPSynchronized", ""))
-    return {"unix": time.time(), "synchronised": synchronised, "ntp": shown.get("NTP")}
+    """The time, and who keeps it. Not by timedatectl, which starts a service to answer."""
+    synchronised = None
+    with contextlib.suppress(OSError, AttributeError):
+        # struct timex, modes 0: only looks. Its size is 208; what is behind it is not touched.
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))
+        synchronised = None if state < 0 else state != TIME_ERROR
+    said = box.ask("systemctl", "show", "--property=ActiveState", *TIME_SERVICES, quiet=True)
+    ntp = None if said.problem else "yes" if "ActiveState=active" in said.text else "no"
+    return {"unix": time.time(), "synchronised": synchronised, "ntp": ntp}
 
 
 def memory(box: Box) -> JSON:

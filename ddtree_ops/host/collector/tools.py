@@ -148,6 +148,6 @@ def names_in(path: str, cap: int = 4096) -> list[str]:
 
 
 def properties(text: str, keys: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE`` lines of ``systemctl show`` and ``timedatectl show``."""
+    """``KEY=VALUE`` lines of ``systemctl show``."""
     got = dict(line.partition("=")[::2] for line in text.splitlines())
     return {key: got[key] for key in keys if key in got}
