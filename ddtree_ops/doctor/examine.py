@@ -7,12 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddtree_ops.deploy.plan import model_paths
 from ddtree_ops.doctor import checks as _registered  # noqa: F401  importing registers the checks
 from ddtree_ops.doctor.check import CHECKS, GROUPS, Case, Check, Finding, Seen
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model.archs import arch_table
 from ddtree_ops.model.check import nearest
 from ddtree_ops.model.types import CheckOverride
+from ddtree_ops.units import cache_directory
 
 
 @dataclass
@@ -118,12 +120,24 @@ def unjudgeable(case: Case, check: Check) -> str | None:
             return f"{section} is malformed"
         if section in facts.absent:
             return f"{section} was not collected"
+        unasked = [path for path in named(case, section) if path not in getattr(facts, section)]
+        if unasked and f"model {unasked[0]}" not in facts.collector.unfinished:
+            return f"nothing was asked of {unasked[0]}: these facts are of another profile"
         late = [part for part in facts.collector.unfinished if part == section or part.startswith(f"{section[:-1]} /")]
         if late:
             return f"{late[0]} did not end in time"
         if getattr(getattr(facts, section, None), "readable", True) is False:
             return f"{section} is not readable for {facts.rights.user or 'this user'}"
     return None
+
+
+def named(case: Case, section: str) -> list[str]:
+    """What the collector must have been asked by name: without the name nothing is known of it."""
+    if section == "models":
+        return model_paths(case.deployment)
+    if section == "disks":
+        return [case.deployment.host.root, cache_directory(case.deployment)]
+    return []
 
 
 def refuse_unknown(overrides: Mapping[str, CheckOverride]) -> None:

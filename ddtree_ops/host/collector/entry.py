@@ -63,12 +63,19 @@ def gather(request: JSON) -> JSON:
     return reply
 
 
+def safe_reply(reply: JSON) -> JSON:
+    """Every text made safe, but not the paths that were asked for: a long one may look like a key."""
+    kept = {name: reply[name] for name in ("models", "disks") if name in reply}
+    made: JSON = safe_json({name: value for name, value in reply.items() if name not in kept})
+    return {**made, **{name: {path: safe_json(each) for path, each in part.items()} for name, part in kept.items()}}
+
+
 def main(argv: list[str]) -> None:
     try:
         request = json.loads(argv[0]) if argv else {}
     except ValueError:
         request = {}
-    print(json.dumps(safe_json(gather(request if isinstance(request, dict) else {}))), flush=True)
+    print(json.dumps(safe_reply(gather(request if isinstance(request, dict) else {}))), flush=True)
     # A thread may hang in a call to the kernel that no signal ends.
     os._exit(0)
 

@@ -80,3 +80,11 @@ def test_a_base_of_another_engine_is_refused(ct200: Deployment) -> None:
     profile = msgspec.structs.replace(ct200.profile, release_base="reference")
     with pytest.raises(UsageError, match="release_base reference is not of the engine sglang"):
         release_ids(msgspec.structs.replace(ct200, profile=profile))
+
+
+def test_what_an_arch_rule_refuses_has_no_release(ct200: Deployment) -> None:
+    """Given a profile that is known to fail on the host's GPUs, refuse with the rule's name and its source."""
+    profile = msgspec.structs.replace(ct200.profile, extra_args=["--moe-runner-backend", "deep_gemm"])
+    with pytest.raises(UsageError, match=r"moe-deep-gemm; SGLang .*configurer\.py") as refused:
+        fitting(msgspec.structs.replace(ct200, profile=profile), UBUNTU)
+    assert "severity" in refused.value.hint

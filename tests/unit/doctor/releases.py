@@ -12,6 +12,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from ddtree_ops.release.cache import Cache
@@ -26,7 +27,8 @@ UTILS = "def is_cuda():\n    return False\n\n\nis_hip = is_gfx95_supported = is_
 
 def wheel(name: str) -> Path:
     """A pinned wheel for this Python, from the cache or by pip."""
-    assert PYTHON in locked_pythons(BASE)
+    if PYTHON not in locked_pythons(BASE):
+        pytest.skip(f"{BASE} is not locked for Python {PYTHON}")
     lock = load_lock(BASE, PYTHON)
     return fetch(replace(lock, pins=tuple(pin for pin in lock.pins if pin.name == name)), Cache())[0]
 

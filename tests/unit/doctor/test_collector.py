@@ -263,6 +263,12 @@ def test_shards_of_the_index_that_are_missing(host: Host, tmp_path: Path) -> Non
     assert found["fetching"] == ["model-00002.safetensors.incomplete"]
 
 
+def test_a_path_that_looks_like_a_key_stays_known(host: Host, tmp_path: Path) -> None:
+    path = model_at(tmp_path / "models--moonshotai--Kimi-K2-Instruct-0905-hXyZ123456789")
+    reply, _ = host.collect({"models": [str(path)], "paths": [str(path)]})
+    assert list(reply["models"]) == list(reply["disks"]) == [str(path)]
+
+
 def test_a_reply_that_is_none_is_refused() -> None:
     for output in (b"", b"[]", b"{}", b"x" * 100, b'{"format": "1"}', b"[" * 100_000):
         with pytest.raises(Failed):

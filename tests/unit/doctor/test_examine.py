@@ -71,6 +71,15 @@ def test_what_cannot_be_judged_is_said_and_not_passed(tmp_path: Path) -> None:
     assert [found.id for found in report.findings] == ["facts-malformed"] and report.failed
 
 
+def test_facts_of_another_profile_pass_nothing(tmp_path: Path) -> None:
+    """Given facts that were collected for other models, the model's checks are not made: absent is not whole."""
+    report = examine(
+        Case(deployment(tmp_path, "ct200", "model: /models/other\n"), host_facts(load("healthy", "ct200")))
+    )
+    assert "/models/other" in report.not_made["model-missing"]
+    assert not {"model-missing", "model-whole", "drafter-layers", "memory-fit"} & set(report.passed)
+
+
 def test_the_reference_engine_needs_no_gpu(tmp_path: Path) -> None:
     report = examine(Case(deployment(tmp_path, "local"), host_facts(sick_reply("driver-not-loaded"))))
     assert not [found for found in report.findings if found.group in ("GPUs", "topology", "driver, CUDA and fabric")]
