@@ -130,7 +130,7 @@ def test_a_deployed_service_is_healthy_and_its_release_can_be_tried(pair: Worksp
     pair.ddtree("deploy", "--host", "ct200", "--yes", timeout=1200)
     report = doctor(pair, "ct200", "--active")
     assert findings(report) == set()
-    assert {"imports", "verdict-stale", "accept-length", "server-arguments", "service-limits"} <= set(report["passed"])
+    assert {"imports", "verdict-stale", "accept-length", "server-arguments", "service-silent"} <= set(report["passed"])
     assert ct200.sh("ls /tmp").find("ddtree-active") == -1
     (row,) = [row for row in pair.json("hosts", code=0)["hosts"] if row["host"] == "ct200"]
     assert row["budget/topk"] == "8/4" and row["verdict"].startswith("EXACT") and row["doctor"] in ("ok", "1 not made")
