@@ -1,4 +1,4 @@
-"""DDTREE: its server arguments, and by name everything that it does not serve, at start or for one request."""
+"""DDTREE: its server arguments, what follows from them, and by name all that it does not serve."""
 
 from __future__ import annotations
 
@@ -133,6 +133,26 @@ def refused_request(req: Req) -> str | None:
     }
     asked = [name for name, there in found.items() if there]
     return f"DDTREE speculative decoding does not support {', '.join(asked)} yet." if asked else None
+
+
+def longest_drafted_path(spec: Any) -> int:
+    """The most drafts that one verify can accept: a tree's depth, a chain's length.
+
+    spec: server arguments, or the ``spec`` part of the configuration. SGLang's accept rate divides by it.
+    """
+    budget = getattr(spec, "speculative_ddtree_budget", None)
+    if budget is not None:
+        return min(int(budget), int(spec.speculative_dflash_block_size) - 1)
+    return int(spec.speculative_num_draft_tokens) - 1
+
+
+def slots_per_step(spec: Any) -> int:
+    """KV slots that one step writes for a request: a tree's W, and no fewer than the drafter's block, which uses the
+    first of the same slots."""
+    width = int(spec.speculative_num_draft_tokens)
+    if getattr(spec, "speculative_ddtree_budget", None) is None:
+        return width
+    return max(width, int(spec.speculative_dflash_block_size))
 
 
 def _block_size(server_args: ServerArgs) -> int:

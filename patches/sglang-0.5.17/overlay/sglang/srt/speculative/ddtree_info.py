@@ -1,4 +1,4 @@
-"""DDTREE: the verify input, what a step executed, and what one step reserves."""
+"""DDTREE: the verify input, and what a step executed."""
 
 from __future__ import annotations
 
@@ -63,26 +63,6 @@ def executed_shape(
         nodes = max(nodes, len(seen))
         children = max(children, *Counter(node for node, _ in seen).values(), 0)
     return Executed(nodes, children, deepest)
-
-
-def longest_drafted_path(spec: Any) -> int:
-    """The most drafts that one verify can accept: a tree's depth, a chain's length.
-
-    spec: server arguments, or the ``spec`` part of the configuration. SGLang's accept rate divides by it.
-    """
-    budget = getattr(spec, "speculative_ddtree_budget", None)
-    if budget is not None:
-        return min(int(budget), int(spec.speculative_dflash_block_size) - 1)
-    return int(spec.speculative_num_draft_tokens) - 1
-
-
-def slots_per_step(spec: Any) -> int:
-    """KV slots that one step writes for a request: a tree's W, and no fewer than the drafter's block, which uses the
-    first of the same slots."""
-    width = int(spec.speculative_num_draft_tokens)
-    if getattr(spec, "speculative_ddtree_budget", None) is None:
-        return width
-    return max(width, int(spec.speculative_dflash_block_size))
 
 
 def snapshot_lists(snapshot: tuple[Tensor, Tensor, Tensor]) -> Executed:
