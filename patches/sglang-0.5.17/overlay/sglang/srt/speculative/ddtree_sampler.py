@@ -73,7 +73,7 @@ class DDTreeDraftSampler:
     def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probabilities, token ids), each [rows, K]."""
         rows = max(1, CHUNK_BYTES // (4 * self._weight.shape[0]))
-        parts = [top_logprobs(torch.matmul(part, self._weight.T), self._topk) for part in hidden.split(rows)]
+        parts = [top_logprobs(torch.matmul(part, self._weight.T), self._topk) for part in torch.split(hidden, rows)]
         values, ids, totals = (torch.cat(part) for part in zip(*parts, strict=True))
         ids = ids + self._start
         if self._tp_group is None:

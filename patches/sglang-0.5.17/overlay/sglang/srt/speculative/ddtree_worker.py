@@ -42,6 +42,7 @@ class DDTreeWorker(DFlashWorkerV2):
     """DFLASH's worker with trees. Prefill, the draft pass and the drafter's KV are the parent's."""
 
     verifies_tree = True
+    _draft_sampler: DDTreeDraftSampler | None
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
         """Raises ValueError for a target that DDTREE does not serve."""
@@ -136,16 +137,18 @@ class DDTreeWorker(DFlashWorkerV2):
         )
 
     def _draft_trees(self, bs: int, draft_input: DFlashDraftInputV2, draft_out: Any) -> DraftTrees:
+        sampler = self._draft_sampler
+        assert sampler is not None
         if draft_out.can_run_graph:
-            return self._draft_sampler.captured(bs)
+            return sampler.captured(bs)
         self._checks.eager(self.draft_model_runner.decode_cuda_graph_runner, bs, "draft")
         hidden = draft_out.logits_output.hidden_states
         with torch.inference_mode():
-            return self._draft_sampler.draw(hidden, draft_input.bonus_tokens.view(-1))
+            return sampler.draw(hidden, draft_input.bonus_tokens.view(-1))
 
     def _slots(self, req_pool_indices: Tensor, prefix_lens: Tensor) -> Tensor:
         """int64 [bs, max(W, B)]: the KV slots that follow each prefix, which the scheduler has reserved."""
-        table = self.model_runner.req_to_token_pool.req_to_token
+        table: Tensor = self.model_runner.req_to_token_pool.req_to_token
         columns = prefix_lens.long().unsqueeze(1) + self._offsets
         return table[req_pool_indices.long().unsqueeze(1), columns.clamp(max=table.shape[1] - 1)].long()
 
@@ -267,7 +270,8 @@ class DDTreeWorker(DFlashWorkerV2):
             out = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
             if not out.can_run_cuda_graph:
                 self._checks.eager(self.model_runner.decode_cuda_graph_runner, len(prefixes), "canary")
-            return out.logits_output.next_token_logits.view(*shape, -1).clone()
+            logits: Tensor = out.logits_output.next_token_logits
+            return logits.view(*shape, -1).clone()
 
         half = self.model_runner.dtype != torch.float32
         faults = run_canary(tree, len(prefixes), vocab_size, half, forward)
