@@ -8,7 +8,9 @@ slots is overwritten, as the scheduler may do from then on.
 
 from __future__ import annotations
 
+import importlib
 import linecache
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,10 +115,10 @@ class Graphs:
 class Server:
     """The worker after an ``__init__`` that loaded nothing, and the memory that it works on."""
 
-    def __init__(self, setting: Setting, toy: Toy, seed: int) -> None:
+    def __init__(self, setting: Setting, toy: Toy, seed: int, debug: bool) -> None:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-        self.setting, self.toy = setting, toy
+        self.setting, self.toy, self.debug = setting, toy, debug
         self.generator = torch.Generator().manual_seed(seed)
         self.pool = MHATokenToKVPool(
             size=SLOTS,
@@ -203,7 +205,7 @@ class Server:
         setting = self.setting
         levels = min(setting.block - 1, setting.budget)
         checks = Checks(setting.width, setting.block, levels)
-        checks._debug, checks._agreements = True, 0
+        checks._debug, checks._agreements = self.debug, 0
         worker = object.__new__(ddtree_worker.DDTreeWorker)
         worker.__dict__.update(
             block_size=setting.block,
@@ -327,19 +329,20 @@ def decoded(setting: dict[str, int], prompts: list[int], tokens: int, fault: str
     """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
 
     {"wrong": first difference from AR's text, the pool, the appended features, or None, "commits": tokens a step and
-    request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant.
+    request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
+    checks are then off, so that the fault goes as far as it does in service.
     """
     restore = plant(fault) if fault else lambda: None
     try:
         with configured(**Setting(**setting).arguments()), torch.inference_mode():
-            return _decode(Setting(**setting), prompts, tokens)
+            return _decode(Setting(**setting), prompts, tokens, fault is None)
     finally:
         restore()
 
 
-def _decode(setting: Setting, prompts: list[int], tokens: int) -> dict[str, Any]:
+def _decode(setting: Setting, prompts: list[int], tokens: int, debug: bool) -> dict[str, Any]:
     toy = Toy(5)
-    server = Server(setting, toy, seed=9)
+    server = Server(setting, toy, 9, debug)
     beginnings = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(length)] for i, length in enumerate(prompts)]
     server.texts = [toy.greedy(prompt, tokens + 3 * setting.block) for prompt in beginnings]
     for row, prompt in enumerate(beginnings, 1):
@@ -423,20 +426,24 @@ def plant(patch: str) -> Any:
     """Run the changed text of overlay modules in their place, as a server of the patched tree would; how to undo it."""
     from ddtree_ops.release.udiff import apply_diff, parse_diff, split_patch
 
-    undo = []
+    undo: list[tuple[Any, dict[str, Any]]] = []
     for diff in parse_diff(split_patch(Path(patch).read_bytes())[1], Path(patch).name):
-        name = diff.path.removesuffix(".py").replace("/", ".")
-        module = __import__(name, fromlist=["_"])
-        source = Path(str(module.__file__)).read_bytes()
-        undo.append((module, dict(vars(module))))
-        changed = apply_diff(diff, source, Path(patch).name).decode()
+        module = importlib.import_module(diff.path.removesuffix(".py").replace("/", "."))
+        changed = apply_diff(diff, Path(str(module.__file__)).read_bytes(), Path(patch).name).decode()
         place = f"<{Path(patch).name}>"
         # Triton reads the source of what it interprets.
         linecache.cache[place] = (len(changed), None, changed.splitlines(keepends=True), place)
+        before = dict(vars(module))
+        undo.append((module, before))
         exec(compile(changed, place, "exec"), vars(module))
+        # Whoever has imported a function from there has the old one.
+        for other in [m for name, m in sys.modules.items() if name.startswith("sglang.srt.speculative.ddtree_")]:
+            names = {n: v for n, v in vars(other).items() if n in before and v is before[n] and other is not module}
+            undo.append((other, names))
+            vars(other).update({name: vars(module)[name] for name in names})
 
     def restore() -> None:
-        for module, names in undo:
+        for module, names in reversed(undo):
             vars(module).update(names)
 
     return restore

@@ -10,6 +10,9 @@ from torch import Tensor
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, VOCABULARY = 2, 2, 1, 16, 32, 23
 
+FLAT = 0.04
+"""Of the logits, so that some tokens are within half a nat of the best."""
+
 #: (layer, q [n, HEADS, HEAD_DIM], k, v [n, KV_HEADS, HEAD_DIM]) -> [n, HEADS * HEAD_DIM]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -45,7 +48,7 @@ class Toy:
             q, k, v = ((normal @ w.T).view(len(tokens), -1, HEAD_DIM) for w in inwards)
             x = x + attend(number, rotated(q, positions), rotated(k, positions), v) @ outwards.T
             features.append(x)
-        return Rows(x @ self.embedding.T, torch.cat(features, dim=1))
+        return Rows(FLAT * (x @ self.embedding.T), torch.cat(features, dim=1))
 
     def dense(self, tokens: list[int]) -> Rows:
         """Every position of one text, causally."""
