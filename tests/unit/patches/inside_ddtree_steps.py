@@ -117,6 +117,7 @@ class Server:
 
     def __init__(self, setting: Setting, toy: Toy, seed: int, debug: bool) -> None:
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         self.setting, self.toy, self.debug = setting, toy, debug
         self.generator = torch.Generator().manual_seed(seed)
@@ -144,6 +145,7 @@ class Server:
             device="cpu",
             dtype=torch.float32,
             is_draft_worker=False,
+            spec_algorithm=SpeculativeAlgorithm.DDTREE,
             ngram_embedding_manager=SimpleNamespace(enabled=False),
             model_config=SimpleNamespace(model_is_mrope=False, vocab_size=VOCABULARY),
             server_args=SimpleNamespace(enable_lora=False, enable_return_hidden_states=False),
@@ -254,15 +256,20 @@ class Server:
     def _append(self, **given: torch.Tensor) -> None:
         self.appended.append(tuple(given[n] for n in ("target_hidden", "cache_loc_2d", "positions", "commit_lens")))
 
-    def _target(self, *, forward_batch: Any, **_: Any) -> Any:
+    def _target(self, *, forward_batch: Any, skip_attn_backend_init: bool = False, **_: Any) -> Any:
         """The toy over the backend as it is now, which for a graph is as it was captured."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
         graphs = self.runner.decode_cuda_graph_runner
         captured = graphs is not None and graphs.can_run_graph(forward_batch)
+        if not skip_attn_backend_init and captured:
+            graphs.load_batch(forward_batch)
+        elif not skip_attn_backend_init:
+            self.backend.init_forward_metadata(forward_batch)
         if captured:
             self.backend.forward_metadata = graphs.metadata
         # From here on the scheduler may do with the table what it likes.
+        kept = self.table.clone()
         self.table.fill_(SLOTS)
         tokens, positions, loc = forward_batch.input_ids, forward_batch.positions, forward_batch.out_cache_loc
         real = len(tokens)
@@ -275,7 +282,7 @@ class Server:
             return self.backend.forward_extend(q.reshape(len(tokens), -1), k, v, attention(layer), batch)  # type: ignore[no-any-return]
 
         rows = self.toy.forward(tokens, positions, attend)
-        self.table.copy_(self.true_table)
+        self.table.copy_(kept)
         output = LogitsProcessorOutput(next_token_logits=rows.logits[:real], hidden_states=rows.features[:real])
         return SimpleNamespace(logits_output=output, can_run_cuda_graph=captured)
 
@@ -336,6 +343,24 @@ def decoded(setting: dict[str, int], prompts: list[int], tokens: int, fault: str
     try:
         with configured(**Setting(**setting).arguments()), torch.inference_mode():
             return _decode(Setting(**setting), prompts, tokens, fault is None)
+    finally:
+        restore()
+
+
+def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]:
+    """The start-up canary: what it says, None when it passes, and what it leaves behind of the table."""
+    restore = plant(fault) if fault else lambda: None
+    try:
+        with configured(**Setting(**setting).arguments()), torch.inference_mode():
+            server = Server(Setting(**setting), Toy(5), 9, False)
+            server.runner.war_fastpath_read_done_event = "the canary's"
+            said = None
+            try:
+                server.worker._run_canary()
+            except RuntimeError as error:
+                said = str(error)
+            same = torch.equal(server.table, server.true_table)
+            return {"said": said, "table": same, "event": server.runner.war_fastpath_read_done_event}
     finally:
         restore()
 
