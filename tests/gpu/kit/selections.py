@@ -103,11 +103,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 def needed(selected: list[str], servers: list[str], trees: Trees | None) -> list[Spec]:
     """The servers to start, fewer where ``servers`` names some; stock ones only where there is a stock tree."""
-    unknown = [name for name in selected if name not in NEEDS and name != "all"]
+    unknown = [name for name in selected if name not in NEEDS]
     unknown += [name for name in servers if name not in SPECS]
     if unknown:
         raise SystemExit(f"run: {', '.join(unknown)}; selections: {', '.join(NEEDS)}; servers: {', '.join(SPECS)}")
-    wanted = {name for one, names in NEEDS.items() if one in selected or "all" in selected for name in names}
+    wanted = {name for one, names in NEEDS.items() if one in selected for name in names}
     stock = trees is not None and trees.stock is not None
     return [
         spec
@@ -152,4 +152,4 @@ def plan(
         "requests": lambda: hostile.run_requests(lab, there("requests")),
         "fatal": lambda: hostile.run_fatal(lab, there("fatal")),
     }
-    return {name: begin() for name, begin in work.items() if name in selected or "all" in selected}
+    return {name: begin() for name, begin in work.items() if name in selected}

@@ -67,24 +67,37 @@ def other_width(algorithm: str) -> str | bool:
         return str(error)
 
 
-def unfit_graphs(change: dict[str, Any]) -> str | None:
+def unfit_graphs(change: dict[str, int | None]) -> str | None:
     """What the worker says after capture."""
     from sglang.srt.speculative.ddtree_checks import check_graphs
 
-    buffer = torch.zeros(10, dtype=torch.uint8)
-    facts = {"target": 17, "draft": 8, "mask": "the buffer", **change}
-    masks = {"the buffer": buffer, "a copy": buffer.clone(), "none": None}
-
-    def graphs(width: int | None) -> Any:
-        return None if width is None else SimpleNamespace(captured_req_width=width)
-
-    backend = SimpleNamespace(
-        verify_mask=SimpleNamespace(buffer=buffer), forward_metadata=SimpleNamespace(custom_mask=masks[facts["mask"]])
+    widths = {"target": 17, "draft": 8, **change}
+    target, draft = (
+        SimpleNamespace(
+            decode_cuda_graph_runner=None if widths[name] is None else SimpleNamespace(captured_req_width=widths[name])
+        )
+        for name in ("target", "draft")
     )
-    target = SimpleNamespace(decode_cuda_graph_runner=graphs(facts["target"]), attn_backend=backend)
-    draft = SimpleNamespace(decode_cuda_graph_runner=graphs(facts["draft"]))
     try:
         check_graphs(target, draft, 17, 8)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def captured_mask(which: str) -> str | None:
+    """What is said while a graph is captured whose metadata has the mask's own buffer, a copy of it, or none."""
+    from sglang.srt.speculative.ddtree_checks import check_captured_mask
+
+    buffer = torch.zeros(10, dtype=torch.uint8)
+    masks = {"the buffer": buffer, "a copy": buffer.clone(), "none": None}
+    try:
+        check_captured_mask(
+            SimpleNamespace(
+                verify_mask=SimpleNamespace(buffer=buffer),
+                forward_metadata=SimpleNamespace(custom_mask=masks[which]),
+            )
+        )
     except RuntimeError as error:
         return str(error)
     return None

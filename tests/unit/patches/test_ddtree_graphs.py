@@ -34,17 +34,21 @@ def test_another_width_raises_for_a_tree_and_runs_eagerly_for_a_chain(patched: T
     ("change", "words"),
     [
         ({}, None),
-        ({"target": None, "draft": None, "mask": "none"}, None),
+        ({"target": None, "draft": None}, None),
         ({"target": 8}, "the target's graphs are 8 tokens a request wide, not 17"),
         ({"draft": 17}, "the draft's graphs are 17 tokens a request wide, not 8"),
         ({"draft": None}, "the target has CUDA graphs and the draft has none"),
-        ({"mask": "none"}, "captured without a tree mask"),
-        ({"mask": "a copy"}, "read another buffer"),
     ],
 )
 def test_after_capture_the_worker_looks(change: dict[str, Any], words: str | None, patched: Tree) -> None:
     said = patched(inside_ddtree_graphs.unfit_graphs, change)
     assert said is None if words is None else words in said
+
+
+def test_a_graph_that_would_not_read_the_mask_is_not_captured(patched: Tree) -> None:
+    assert patched(inside_ddtree_graphs.captured_mask, "the buffer") is None
+    assert "without a tree mask" in patched(inside_ddtree_graphs.captured_mask, "none")
+    assert "another buffer" in patched(inside_ddtree_graphs.captured_mask, "a copy")
 
 
 def test_no_step_is_silently_eager(patched: Tree) -> None:

@@ -80,22 +80,23 @@ class Checks:
             raise RuntimeError(f"DDTREE: tensor-parallel ranks built different trees, hashes {everyone.tolist()}")
 
 
-def check_graphs(target: Any, draft: Any, width: int, block_size: int) -> None:
-    """After capture. target, draft: ModelRunners. Raises RuntimeError for a graph that was captured for a chain.
-
-    The verify's mask must be the buffer that is written before each replay, and the two widths must be W and B.
-    """
-    for name, runner, wanted in (("target", target, width), ("draft", draft, block_size)):
-        graphs = runner.decode_cuda_graph_runner
-        captured = getattr(graphs, "captured_req_width", None)
-        if captured is not None and captured != wanted:
-            raise RuntimeError(f"DDTREE: the {name}'s graphs are {captured} tokens a request wide, not {wanted}")
-    if getattr(target.decode_cuda_graph_runner, "captured_req_width", None) is None:
-        return
-    if getattr(draft.decode_cuda_graph_runner, "captured_req_width", None) is None:
-        raise RuntimeError("DDTREE: the target has CUDA graphs and the draft has none")
-    mask, metadata = target.attn_backend.verify_mask, target.attn_backend.forward_metadata
+def check_captured_mask(backend: Any) -> None:
+    """While a target's graph is captured. Raises RuntimeError unless its kernels will read the tree mask's buffer."""
+    mask, metadata = backend.verify_mask, backend.forward_metadata
     if mask is None or metadata.custom_mask is None:
-        raise RuntimeError("DDTREE: the target's graphs were captured without a tree mask")
+        raise RuntimeError("DDTREE: the target's graphs would be captured without a tree mask")
     if metadata.custom_mask.data_ptr() != mask.buffer.data_ptr():
-        raise RuntimeError("DDTREE: the target's graphs read another buffer than the tree mask's")
+        raise RuntimeError("DDTREE: the target's graphs would read another buffer than the tree mask's")
+
+
+def check_graphs(target: Any, draft: Any, width: int, block_size: int) -> None:
+    """After capture. target, draft: ModelRunners. Raises RuntimeError for other widths than W and B, or one alone."""
+    widths = {
+        name: getattr(runner.decode_cuda_graph_runner, "captured_req_width", None)
+        for name, runner in (("target", target), ("draft", draft))
+    }
+    for (name, captured), wanted in zip(widths.items(), (width, block_size), strict=True):
+        if captured not in (None, wanted):
+            raise RuntimeError(f"DDTREE: the {name}'s graphs are {captured} tokens a request wide, not {wanted}")
+    if widths["target"] is not None and widths["draft"] is None:
+        raise RuntimeError("DDTREE: the target has CUDA graphs and the draft has none")
