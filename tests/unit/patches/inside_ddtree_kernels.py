@@ -105,3 +105,41 @@ def refused_buffer() -> None:
     from sglang.srt.speculative.ddtree_verify import PathMover
 
     PathMover([torch.zeros(4, 6, 3).transpose(1, 2)])
+
+
+def attention_apart(seed: int, width: int, prefixes: list[int]) -> dict[str, float]:
+    """Of SGLang's extend attention under a written mask: the distance from dense attention under the trees, and how far
+    causal attention would be from it."""
+    from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
+    from sglang.srt.speculative.ddtree_mask import cells_of, mask_cells, write_mask
+
+    heads, dim, bs = 2, 16, len(prefixes)
+    generator = torch.Generator().manual_seed(seed)
+    parents = _trees(seed, bs, width, 50).parents
+    lens = torch.tensor(prefixes)
+    # what is not written must not be read: the prefix's part of the mask says that nothing may be seen
+    mask = torch.zeros(mask_cells(bs, width, sum(prefixes)), dtype=torch.uint8)
+    write_mask(mask, parents, lens, LEVELS)
+    q = torch.randn(bs * width, heads, dim, generator=generator)
+    k, v = (torch.randn(bs * width, 1, dim, generator=generator) for _ in range(2))
+    pool_k, pool_v = (torch.randn(sum(prefixes) + 9, 1, dim, generator=generator) for _ in range(2))
+    slots = torch.randperm(sum(prefixes) + 9, generator=generator)[: sum(prefixes)]
+    out = torch.zeros_like(q)
+    indptr = torch.cat((torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()))
+    mask_indptr = torch.cat((torch.zeros(1, dtype=torch.int64), (width * (lens + width)).cumsum(0)))
+    queries = torch.arange(0, (bs + 1) * width, width, dtype=torch.int32)
+    extend_attention_fwd(
+        *(q, k, v, out, pool_k, pool_v, queries, indptr, slots, mask, True, mask_indptr, width, 1.0, 1.0), dim**-0.5
+    )
+    cells, causal = cells_of(parents, LEVELS), torch.ones(width, width).tril().bool()
+    apart, as_chain = 0.0, 0.0
+    for i, prefix in enumerate(prefixes):
+        rows, own = slice(i * width, (i + 1) * width), slots[int(indptr[i]) : int(indptr[i + 1])]
+        keys, values = (torch.cat((pool[own], new[rows]))[:, 0] for pool, new in ((pool_k, k), (pool_v, v)))
+        scores = torch.einsum("qhd,kd->hqk", q[rows], keys) * dim**-0.5
+        for name, tree in (("tree", cells[i]), ("chain", causal)):
+            seen = torch.cat((torch.ones(width, prefix).bool(), tree), dim=1)
+            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            far = float((torch.einsum("hqk,kd->qhd", weights, values) - out[rows]).abs().max())
+            apart, as_chain = (max(apart, far), as_chain) if name == "tree" else (apart, max(as_chain, far))
+    return {"apart": apart, "as_chain": as_chain}

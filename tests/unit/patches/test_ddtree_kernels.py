@@ -31,3 +31,11 @@ def test_the_accepted_paths_kv_comes_to_the_front(latent: bool, interpreted: Tre
 def test_rows_that_are_no_rows_are_refused(interpreted: Tree) -> None:
     with pytest.raises(RaisedThereError, match="DDTREE moves whole rows of KV"):
         interpreted(inside_ddtree_kernels.refused_buffer)
+
+
+@pytest.mark.parametrize("width", [9, 64, 65])
+def test_attention_under_the_mask_is_the_trees(width: int, interpreted: Tree) -> None:
+    """64 nodes fill one tile of the kernel, 65 take two; the second request has another prefix."""
+    told = interpreted(inside_ddtree_kernels.attention_apart, 6, width, [7, 70])
+    assert told["apart"] < 1e-5
+    assert told["as_chain"] > 0.1
