@@ -14,7 +14,8 @@ from .ask import JSON
 from .lab import Lab, Running
 from .tokens import NEW_TOKENS, HeldOut, ask_all, differing, fresh_key
 
-REQUESTS = 300
+TIMES = 3
+"""Requests that come and go for each prompt."""
 REFUSED: dict[str, tuple[JSON, JSON]] = {
     "temperature above 0": ({}, {"temperature": 0.7}),
     "frequency_penalty": ({}, {"frequency_penalty": 0.5}),
@@ -100,14 +101,15 @@ async def _churn(lab: Lab, running: Running, prompts: list[HeldOut]) -> None:
         if answer.status != 200 or answer.ids != list(prompt.expected[:tokens]):
             wrong.append(f"{i}: {answer.status} {answer.text[:80]}")
 
-    await asyncio.gather(*(one(i) for i in range(REQUESTS)))
+    requests = TIMES * len(prompts)
+    await asyncio.gather(*(one(i) for i in range(requests)))
     log = running.log.read_text(errors="replace")
     retracted = len(re.findall(r"[Rr]etract", log))
-    ok = not wrong and answered + broken >= REQUESTS
+    ok = not wrong and answered + broken >= requests
     # a small pool is there to be too small
     ok = ok and (retracted > 0 or "small" not in running.spec.name or lab.trees is None)
     figures = {"answered": answered, "broken_off": broken, "log_retracts": retracted, "wrong": wrong[:2]}
-    lab.results.add("churn", running.spec.name, f"{REQUESTS} requests", ok, **figures)
+    lab.results.add("churn", running.spec.name, f"{requests} requests", ok, **figures)
 
 
 async def _whole(lab: Lab, running: Running) -> None:
@@ -140,7 +142,8 @@ async def run_refusals(lab: Lab, names: tuple[str, ...]) -> None:
                 params = {"temperature": 0, "max_new_tokens": 4, **sampling}
                 answer = await running.ask.post("/generate", {"input_ids": good, **body, "sampling_params": params})
                 refused = answer.status == 400 and case in answer.text
-                ok = refused and await running.ask.alive()
+                # the reference engine serves some of them
+                ok = refused and await running.ask.alive() if lab.trees is not None else None
                 lab.results.add("refusals", name, case, ok, status=answer.status, said=answer.text[:120])
             after = await running.ask.generate(good, 16)
             ok = before.status == after.status == 200 and before.ids == after.ids

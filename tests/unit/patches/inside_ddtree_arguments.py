@@ -103,6 +103,17 @@ def widths() -> dict[str, Any]:
     return told
 
 
+def flags() -> list[str]:
+    """What a command line may say about trees."""
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    return [word for word in parser._option_string_actions if "ddtree" in word]
+
+
 def mask_padding() -> str:
     """What a backend is told that would pad a mask of the wrong size."""
     import torch

@@ -194,6 +194,7 @@ class Server:
     def _worker(self) -> Any:
         from sglang.srt.speculative import ddtree_worker, dflash_worker_v2
         from sglang.srt.speculative.ddtree_checks import Checks
+        from sglang.srt.speculative.ddtree_verify import PathMover
 
         def block(**out: Any) -> None:
             """What the Triton kernel writes (kernels/ops/speculative/dflash.py)."""
@@ -231,7 +232,7 @@ class Server:
             _reserved=max(setting.width, setting.block),
             _offsets=torch.arange(max(setting.width, setting.block)),
             _steps=[],
-            _mover=None,
+            _mover=PathMover(ddtree_worker.kv_buffers(self.pool)),
             _checks=checks,
         )
         head = {"weight": torch.eye(VOCABULARY), "num_org": VOCABULARY, "org_vocab_start": 0, "max_bs": 3}

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from ddtree_ops.data import data_dir
+from ddtree_ops.release.patchset import load_patchset
+
 from . import inside_ddtree_arguments
-from .trees import Tree
+from .trees import BASE, Tree
 
 
 def asked(tree: Tree, block: int | None = 8, /, environment: dict[str, str] | None = None, **arguments: Any) -> Any:
@@ -28,6 +31,14 @@ def test_the_verify_is_as_wide_as_the_tree_and_the_draft_as_the_block(
         "ddtree_topk": topk,
         "draft_backend": "triton",
     }
+
+
+def test_the_command_line_has_its_flags(patched: Tree) -> None:
+    """Those that the release's smoke test asks for."""
+    flags = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
+    assert set(patched(inside_ddtree_arguments.flags)) == flags
+    smoke = load_patchset(data_dir("patches") / BASE).smoke
+    assert set(smoke) == {"algorithm DDTREE", *(f"flag {flag}" for flag in flags)}
 
 
 def test_the_width_may_be_said_and_must_then_be_right(patched: Tree) -> None:

@@ -43,6 +43,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     verifies_tree = True
     _draft_sampler: DDTreeDraftSampler | None
+    _mover: PathMover
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
         """Raises ValueError for a target that DDTREE does not serve."""
@@ -56,7 +57,6 @@ class DDTreeWorker(DFlashWorkerV2):
         self.speculative_num_draft_tokens = self._width
         self._offsets = torch.arange(self._reserved, dtype=torch.int64, device=self.device)
         self._steps: deque[tuple[Any, tuple[Tensor, Tensor, Tensor]]] = deque(maxlen=2)
-        self._mover: PathMover | None = None
         self._checks = Checks(self._width, int(self.block_size), self._levels)
 
     @staticmethod
@@ -80,6 +80,7 @@ class DDTreeWorker(DFlashWorkerV2):
         if self._draft_sampler is None:
             raise RuntimeError("DDTREE needs the target's head for its draft; the line above says what is in the way.")
         check_graphs(self.model_runner, self.draft_model_runner, self._width, int(self.block_size))
+        self._mover = PathMover(kv_buffers(self.model_runner.token_to_kv_pool))
         self._run_canary()
 
     def executed_shape(self) -> Executed | None:
@@ -117,7 +118,7 @@ class DDTreeWorker(DFlashWorkerV2):
         new_seq_lens = prefix_lens + accepted.commit_lens.to(prefix_lens.dtype)
         if on_publish is not None:
             on_publish(new_seq_lens)
-        self._path_mover().move(slots, accepted)
+        self._mover.move(slots, accepted)
         rows = path_rows(accepted, self._width)
         if batch.return_logprob:
             compute_spec_v2_logprobs(batch, logits_output, target_predict.reshape(-1), rows, int(self.block_size) - 1)
@@ -214,11 +215,6 @@ class DDTreeWorker(DFlashWorkerV2):
             positions=positions.reshape(-1),
             commit_lens=commit_lens,
         )
-
-    def _path_mover(self) -> PathMover:
-        if self._mover is None:
-            self._mover = PathMover(kv_buffers(self.model_runner.token_to_kv_pool))
-        return self._mover
 
     def _remember(self, trees: DraftTrees) -> None:
         """Keep what was verified, for whoever asks later; the next draft overwrites the originals."""
