@@ -31,7 +31,8 @@ TREES = (
     _tree("tree-16-4-chunk", 16, 4, chunk=64),
     _tree("tree-16-4-small", 16, 4, slots=3000),
     _tree("tree-32-8-debug", 32, 8, debug=True),
-    _tree("tree-8-4-kv-canary", 8, 4, more=("--enable-metrics", "--kv-canary", "raise")),
+    # SGLang's own watch over KV slots, which follows chains
+    _tree("tree-7-1-kv-canary", 7, 1, more=("--enable-metrics", "--kv-canary", "raise")),
     _tree("tree-16-4-bf16", 16, 4, "bfloat16"),
 )
 FAULTY = (
@@ -59,7 +60,7 @@ SPECS = {
     )
 }
 CHAINS = tuple(name for name, spec in SPECS.items() if spec.algorithm != "ddtree")
-CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-8-4-kv-canary", "tree-4-2")
+CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-7-1-kv-canary", "tree-4-2")
 #: selection -> the servers that it asks
 NEEDS: dict[str, tuple[str, ...]] = {
     "tokens": CHAINS,

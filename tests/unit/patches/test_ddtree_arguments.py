@@ -71,6 +71,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "--speculative-use-rejection-sampling": {"speculative_use_rejection_sampling": True},
     "--speculative-draft-window-size": {"speculative_draft_window_size": 64},
     "--disable-cuda-graph-padding": {"disable_cuda_graph_padding": True},
+    "--kv-canary raise with branches": {"kv_canary": "raise"},
     "device cpu": {"device": "cpu"},
 }
 
@@ -92,6 +93,11 @@ def test_switches_of_the_environment_too(name: str, patched: Tree) -> None:
 
 def test_a_drafter_without_a_block_size_is_refused_not_guessed(patched: Tree) -> None:
     assert "no usable block_size" in asked(patched, None)["refused"]
+
+
+def test_a_chain_as_a_tree_may_have_the_kv_canary(patched: Tree) -> None:
+    chain = {"speculative_ddtree_budget": 7, "speculative_ddtree_topk": 1, "kv_canary": "raise"}
+    assert asked(patched, **chain)["num_draft_tokens"] == 8
 
 
 @pytest.mark.parametrize("algorithm", [None, "DFLASH"])

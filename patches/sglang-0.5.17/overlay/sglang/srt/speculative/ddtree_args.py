@@ -69,6 +69,7 @@ def unsupported(server_args: ServerArgs) -> list[str]:
 
     view = resolved_view(server_args)
     prefill, decode = attention_backends_of(view)
+    branches = server_args.speculative_ddtree_topk > 1
     steps, eagle_topk = server_args.speculative_num_steps, server_args.speculative_eagle_topk
     found = {
         f"device {server_args.device}": not server_args.device.startswith("cuda"),
@@ -87,6 +88,8 @@ def unsupported(server_args: ServerArgs) -> list[str]:
         "--speculative-use-rejection-sampling": bool(server_args.speculative_use_rejection_sampling),
         "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
         "--disable-cuda-graph-padding": bool(server_args.disable_cuda_graph_padding),
+        # It keeps a note beside each slot, which does not move with the slot's KV.
+        f"--kv-canary {server_args.kv_canary} with branches": server_args.kv_canary != "none" and branches,
         "SGLANG_SIMULATE_ACC_LEN": SIMULATE_ACC_LEN > 0,
         "SGLANG_DFLASH_EAGER_DRAFT_SAMPLER": bool(envs.SGLANG_DFLASH_EAGER_DRAFT_SAMPLER.get()),
         "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING": bool(envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING.get()),
