@@ -3,6 +3,8 @@
 # make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
 #                     the slim sm_90 release (downloads about 500 MB once)
 # make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)
+# make fault-matrix   every way in which a deploy can go wrong, on real test hosts, each to its declared end (root, about
+#                     an hour on two cores; what is done is not run again: call it again to go on)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH := torch==2.13.0+cpu
 # where PyTorch publishes its CPU builds; asked only when pip's own index does not have one
@@ -11,7 +13,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
 
-.PHONY: demo test lint clean gate-report release-check
+.PHONY: demo test lint clean gate-report fault-matrix release-check
 demo: .venv-demo/ready
 	.venv-demo/bin/ddtree build --engine reference
 	.venv-demo/bin/ddtree demo
@@ -41,6 +43,10 @@ lint: .venv/ready
 
 gate-report: .venv/ready
 	.venv/bin/python -m tests.detector --out results/gate
+
+fault-matrix: .venv/ready
+	tests/hosts/install-needs
+	.venv/bin/python -m tests.hosts.matrix
 
 release-check: .venv/ready
 	.venv/bin/python tests/release/check.py

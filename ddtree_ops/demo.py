@@ -23,7 +23,9 @@ import yaml
 from ddtree_ops import engine_pair
 from ddtree_ops.bench import Cell, load_held_out, measure
 from ddtree_ops.deploy import run
+from ddtree_ops.deploy.aftermath import Outcome
 from ddtree_ops.deploy.attend import Ui
+from ddtree_ops.deploy.session import Options, open_session
 from ddtree_ops.errors import Failed, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Workspace, init_workspace, load_workspace, resolve
@@ -127,11 +129,11 @@ def run_demo(ui: Ui, prompts: int) -> DemoReport:
     return DemoReport(release, time.monotonic() - started, prompts, tuple(rows), refused, shapes)
 
 
-def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: Ui) -> tuple[run.Outcome, Cell]:
+def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: Ui) -> tuple[Outcome, Cell]:
     ui.step(f"-- {deployment.profile.name} --")
-    with run.open_session(deployment) as session:
-        plan, seen = session.plan(run.Options())
-        outcome = run.deploy(session, plan, seen, run.Options(), ui)
+    with open_session(deployment) as session:
+        plan, seen = session.plan(Options())
+        outcome = run.deploy(session, plan, seen, ui)
         with session.transport.forward(deployment.service.port) as url:
             cell = measure(url, prompts, concurrency=CONCURRENCY, max_new_tokens=MAX_NEW_TOKENS)
     return outcome, cell
@@ -140,10 +142,10 @@ def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: Ui) -> t
 def _refuse_fault(deployment: Deployment, ui: Ui) -> str:
     """Deploy the planted fault; it must be refused and rolled back. Returns how it ended, in words."""
     ui.step(f"-- {PROFILES[-1]} with {FAULT}: has to be refused --")
-    with run.open_session(deployment) as session:
-        plan, seen = session.plan(run.Options())
+    with open_session(deployment) as session:
+        plan, seen = session.plan(Options())
         try:
-            run.deploy(session, plan, seen, run.Options(), ui)
+            run.deploy(session, plan, seen, ui)
         except RolledBack as error:
             after = session.probe()
             if after.state.confirmed != seen.state.confirmed or after.active.state != "active":
@@ -162,7 +164,7 @@ def _shapes(
     home = f"{deployment.host.root}/releases/{release}"
     argv = [f"{home}/venv/bin/python", "-m", "ddtree_ops.engine.measure", "--pair", f"{home}/share/pair", "--json"]
     argv += ["--prompts", str(file), "--concurrency", str(CONCURRENCY), "--max-new-tokens", str(MAX_NEW_TOKENS)]
-    with run.open_session(deployment) as session:
+    with open_session(deployment) as session:
         session.agent.call("stop")
         done = session.transport.run(argv, timeout=MEASURE_LIMIT_S)
     try:
@@ -199,7 +201,7 @@ def _workspace(scratch: Path) -> Iterator[Workspace]:
         yield workspace
     finally:
         if (scratch / "host" / "bin").exists():
-            with run.open_session(resolve(workspace, "local", SERVICE, PROFILES[-1])) as session:
+            with open_session(resolve(workspace, "local", SERVICE, PROFILES[-1])) as session:
                 session.agent.call("stop")
         _make_writable(scratch)
 

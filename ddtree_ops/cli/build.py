@@ -105,7 +105,7 @@ def _of_host(host: str, service: str | None, profile: str | None, workspace: Any
     """Asks the host for its Python, glibc and driver."""
     from ddtree_ops.cli.fleet import select
     from ddtree_ops.deploy.fitting import fitting
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.session import open_session
 
     chosen = select([host], service, profile, workspace)
     if len(chosen) != 1:

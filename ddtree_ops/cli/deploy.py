@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ddtree_ops.cli.app import HostOption, JsonOption, ProfileOption, ServiceOption, WorkspaceOption, YesOption, command
-from ddtree_ops.cli.plan import AdoptOption, OverwriteOption, show
+from ddtree_ops.cli.plan import AdoptOption, OverwriteOption
 from ddtree_ops.cli.screen import Screen
 
 if TYPE_CHECKING:
-    from ddtree_ops.deploy.run import Outcome
-    from ddtree_ops.model import Deployment
+    from ddtree_ops.deploy.aftermath import Outcome
 
 
 @command("deploy", "Deploy")
 def deploy(
+    file: Annotated[
+        Path | None, typer.Argument(help="A plan that `ddtree plan -o` wrote: exactly it is applied, or refused.")
+    ] = None,
     host: HostOption = None,
     service: ServiceOption = None,
     profile: ProfileOption = None,
     adopt: AdoptOption = False,
     overwrite: OverwriteOption = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on to the other hosts after one that failed.")
+    ] = False,
     snapshot: Annotated[
         bool, typer.Option("--snapshot/--no-snapshot", help="Commit a snapshot after a confirmed deploy.")
     ] = True,
@@ -31,33 +37,25 @@ def deploy(
 ) -> int:
     """Bring a host to what the inventory says, prove that it is exact, or put it back.
 
-    Example: ddtree deploy --host ct200 --profile b16k4
+    Several hosts are looked at all at once and changed in the workspace's order, max_unavailable of them at a time; a
+    host that fails stops the rest. Example: ddtree deploy --host ct200 --profile b16k4
     """
-    from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy import run
+    from ddtree_ops.cli.fleet import host_names
+    from ddtree_ops.cli.rollout import Rollout
+    from ddtree_ops.deploy import planfile
+    from ddtree_ops.deploy.session import Options
+    from ddtree_ops.errors import UsageError
+    from ddtree_ops.model import find_workspace, load_workspace, resolve
 
-    screen = Screen(json_=json_)
-    options = run.Options(adopt, overwrite)
-
-    def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        with run.open_session(deployment) as session:
-            made, seen = session.plan(options)
-            if not made.changes and seen.unfinished is None and seen.lock is None:
-                screen.say(f"{made.host}: {made.service} generation {made.to} runs and is proven, nothing to change")
-                return 0, {"outcome": {"result": "unchanged", "generation": made.to}, "summary": "unchanged"}
-            show(screen, made, seen)
-            if not screen.ask(f"Deploy {made.service} to {made.host}?", yes=yes):
-                return 1, {"outcome": {"result": "declined"}, "summary": "declined"}
-            if run.settle(session, seen, screen):
-                made, seen = session.plan(options)
-                show(screen, made, seen)
-            outcome = run.deploy(session, made, seen, options, screen)
-            report(screen, outcome)
-            if snapshot and outcome.result == "confirmed":
-                snap_after(screen, session)
-            return 0, {"outcome": outcome.as_json(), "summary": f"generation {outcome.generation} {outcome.result}"}
-
-    return each(screen, select(host, service, profile, workspace), act, stop_at_first_failure=True)
+    loaded = load_workspace(find_workspace(workspace))
+    if file is None:
+        names = host_names(loaded, host)
+        wanted = [(resolve(loaded, name, service, profile), None) for name in names]
+        return Rollout(loaded, Options(adopt, overwrite), keep_going, snapshot, yes, Screen(json_=json_)).run(wanted)
+    if host or service or profile or adopt or overwrite:
+        raise UsageError("a plan file says all by itself", hint="give --host, --profile, ... to ddtree plan -o")
+    kept = [(planfile.deployment_of(loaded, one), one) for one in planfile.read(file)]
+    return Rollout(loaded, Options(), keep_going, snapshot, yes, Screen(json_=json_)).run(kept)
 
 
 def report(screen: Screen, outcome: Outcome) -> None:

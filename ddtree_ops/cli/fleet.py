@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
+import queue
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from ddtree_ops.cli.app import error_json, show_error
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import DdtreeError, Interrupted, UsageError
 from ddtree_ops.model import Deployment, Workspace, find_workspace, load_workspace, resolve
 
+T = TypeVar("T")
+Done: TypeAlias = dict[int, tuple[int, dict[str, Any]]]  # by index of the deployment: exit code, result
 # design.md, "Several hosts: the worst of". 2 and 130 end a run at once and are not compared.
 WORST_FIRST = (130, 9, 5, 4, 8, 1, 7, 6, 2, 3, 0)
+PARALLEL = 32  # hosts looked at at once; the work is waiting
 
 
 def select(
@@ -33,15 +42,16 @@ def select_hosts(hosts: Sequence[str] | None, workspace: Path | None) -> list[De
 
 
 def host_names(workspace: Workspace, hosts: Sequence[str] | None) -> list[str]:
-    """``--host`` as given, ``all`` expanded; without it the default host or the only one, else UsageError."""
+    """``--host`` with ``all`` and groups expanded; without it the default host or the only one, else UsageError."""
     if hosts:
-        names = list(workspace.hosts) if "all" in hosts else list(hosts)
-        return list(dict.fromkeys(names))
+        if "all" in hosts:
+            return list(workspace.hosts)
+        return list(dict.fromkeys(itertools.chain(*(workspace.groups.get(name, [name]) for name in hosts))))
     if workspace.default_host:
         return [workspace.default_host]
     if len(workspace.hosts) == 1:
         return list(workspace.hosts)
-    raise UsageError("which host?", hint="--host " + " | ".join([*workspace.hosts, "all"]))
+    raise UsageError("which host?", hint="--host " + " | ".join([*workspace.hosts, *workspace.groups, "all"]))
 
 
 def each(
@@ -50,40 +60,182 @@ def each(
     act: Callable[[Deployment], tuple[int, dict[str, Any]]],
     *,
     stop_at_first_failure: bool = False,
+    width: int = 1,
     table: bool = True,
 ) -> int:
-    """Do ``act`` to each deployment in order. It returns an exit code and what ``--json`` shows of it.
+    """Do ``act`` to each deployment in order, to ``width`` of them at once. It returns an exit code and what ``--json``
+    shows of it.
 
     Prints a table when there are several hosts (``table`` False: act showed one itself); returns the worst exit code.
     """
-    results: list[dict[str, Any]] = []
-    codes: list[int] = []
-    for deployment in deployments:
-        name = deployment.host.name
-        if len(deployments) > 1:
-            screen.step(f"-- {name} --")
-        try:
-            code, result = act(deployment)
-        except KeyboardInterrupt:  # nothing was being applied: that part answers by itself
-            stopped = Interrupted(f"{name}: interrupted", hint=f"how things are: ddtree status --host {name}")
-            show_error(stopped)
-            code, result = stopped.exit_code, {"error": error_json(stopped)}
-        except DdtreeError as error:
-            show_error(error)
-            code, result = error.exit_code, {"error": error_json(error)}
-        codes.append(code)
-        results.append({"host": name, "service": deployment.service_name, "exit_code": code, **result})
-        if code == 130 or (stop_at_first_failure and code not in (0, 3)):
-            left = [d.host.name for d in deployments[len(codes) :]]
-            if left:
-                screen.warn(f"stopped at the first failure; not touched: {', '.join(left)}")
-                results += [{"host": host, "skipped": True} for host in left]
-            break
+    if width == 1:
+        done = _one_by_one(screen, deployments, act, stop_at_first_failure)
+    else:
+        done = _side_by_side(screen, deployments, act, width, stop_at_first_failure)
+    return finish(screen, deployments, done, table=table)
+
+
+def everywhere(
+    deployments: Sequence[Deployment], look: Callable[[Deployment], T]
+) -> tuple[dict[int, T], dict[int, DdtreeError]]:
+    """``look`` at all of them at once, changing nothing: what was found and what failed, by index of the deployment.
+
+    Ctrl-C does not wait for hosts that do not answer: those that had not yet fail with Interrupted.
+    """
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    looked: queue.SimpleQueue[tuple[int, T | BaseException]] = queue.SimpleQueue()
+    for index in range(len(deployments)):
+        waiting.put(index)
+
+    def work() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                index = waiting.get_nowait()
+                try:
+                    looked.put((index, look(deployments[index])))
+                except BaseException as error:
+                    looked.put((index, error))
+
+    if len(deployments) == 1:
+        work()
+    else:
+        for _ in range(min(PARALLEL, len(deployments))):
+            threading.Thread(target=work, daemon=True).start()
+    found: dict[int, T] = {}
+    failed: dict[int, DdtreeError] = {}
+    try:
+        for _ in deployments:
+            index, value = looked.get()
+            if isinstance(value, DdtreeError):
+                failed[index] = value
+            elif isinstance(value, BaseException):
+                raise value
+            else:
+                found[index] = value
+    except KeyboardInterrupt:
+        for index in {*range(len(deployments))} - {*found} - {*failed}:
+            failed[index] = interrupted(deployments[index])
+    return dict(sorted(found.items())), dict(sorted(failed.items()))
+
+
+def interrupted(deployment: Deployment) -> Interrupted:
+    """Ctrl-C while nothing was being applied there: that part answers by itself."""
+    name = deployment.host.name
+    return Interrupted(f"{name}: interrupted", hint=f"how things are: ddtree status --host {name}")
+
+
+def survey(
+    screen: Screen,
+    deployments: Sequence[Deployment],
+    look: Callable[[Deployment], T],
+    show: Callable[[Deployment, T], tuple[int, dict[str, Any]]],
+    *,
+    table: bool = True,
+) -> int:
+    """Look at all deployments at once, show what was found in order; the worst exit code."""
+    found, failed = everywhere(deployments, look)
+    done: Done = {}
+    for index, deployment in enumerate(deployments):
+        if index in failed:
+            done[index] = failure(failed[index])
+            continue
+        if len(deployments) > 1 and table:
+            screen.step(f"-- {deployment.host.name} --")
+        done[index] = show(deployment, found[index])
+    return finish(screen, deployments, done, table=table)
+
+
+def failure(error: DdtreeError) -> tuple[int, dict[str, Any]]:
+    """An expected failure, shown; its exit code and what ``--json`` says of it."""
+    show_error(error)
+    return error.exit_code, {"error": error_json(error)}
+
+
+def finish(screen: Screen, deployments: Sequence[Deployment], done: Done, *, table: bool = True) -> int:
+    """Show what became of each deployment (absent in ``done``: not touched); the worst exit code."""
+    results = []
+    for index, deployment in enumerate(deployments):
+        base = {"host": deployment.host.name, "service": deployment.service_name}
+        if index in done:
+            code, result = done[index]
+            results.append({**base, "exit_code": code, **result})
+        else:
+            results.append({**base, "skipped": True})
+    left = [row["host"] for row in results if row.get("skipped")]
+    if left:
+        screen.warn(f"stopped at the first failure; not touched: {', '.join(left)}")
+    codes = [code for code, _ in done.values()]
     if screen.json:
         screen.document({"ok": max(codes, default=0) == 0, "hosts": results})
     elif table and len(deployments) > 1:
         screen.table("", ["host", "service", "result"], [_row(r) for r in results])
     return worst(codes)
+
+
+def attempt(
+    act: Callable[[Deployment], tuple[int, dict[str, Any]]], deployment: Deployment
+) -> tuple[int, dict[str, Any]]:
+    """``act``, its expected failures shown and turned into their exit code and what ``--json`` shows."""
+    try:
+        return act(deployment)
+    except KeyboardInterrupt:
+        return failure(interrupted(deployment))
+    except DdtreeError as error:
+        return failure(error)
+
+
+def _one_by_one(
+    screen: Screen,
+    deployments: Sequence[Deployment],
+    act: Callable[[Deployment], tuple[int, dict[str, Any]]],
+    stop_at_first_failure: bool,
+) -> Done:
+    done: Done = {}
+    for index, deployment in enumerate(deployments):
+        if len(deployments) > 1:
+            screen.step(f"-- {deployment.host.name} --")
+        done[index] = attempt(act, deployment)
+        if _stops(done[index][0], stop_at_first_failure):
+            break
+    return done
+
+
+def _side_by_side(
+    screen: Screen,
+    deployments: Sequence[Deployment],
+    act: Callable[[Deployment], tuple[int, dict[str, Any]]],
+    width: int,
+    stop_at_first_failure: bool,
+) -> Done:
+    """Threads, for the work is waiting. Ctrl-C reaches the main thread only: it tells the others."""
+    from ddtree_ops.deploy.attend import interrupt_all
+
+    done: Done = {}
+    running: dict[Future[tuple[int, dict[str, Any]]], int] = {}
+    waiting = iter(range(len(deployments)))
+    stopped = interrupted = False
+    with ThreadPoolExecutor(width) as pool:
+        while True:
+            try:
+                while not stopped and len(running) < width and (index := next(waiting, None)) is not None:
+                    running[pool.submit(attempt, act, deployments[index])] = index
+                if not running:
+                    return done
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    index = running.pop(future)
+                    done[index] = future.result()
+                    stopped = stopped or _stops(done[index][0], stop_at_first_failure)
+            except KeyboardInterrupt:
+                if interrupted:  # the threads cannot be left otherwise; each host's lease brings it back
+                    show_error(Interrupted("interrupted twice; the hosts go back by themselves", hint="ddtree hosts"))
+                    os._exit(Interrupted.exit_code)
+                stopped = interrupted = True
+                screen.warn("interrupted: the hosts are told to go back; waiting until they have")
+                interrupt_all()
+
+
+def _stops(code: int, at_first_failure: bool) -> bool:
+    return code == 130 or (at_first_failure and code not in (0, 3))
 
 
 def worst(codes: Sequence[int]) -> int:

@@ -22,14 +22,16 @@ def history(
     json_: JsonOption = False,
 ) -> int:
     """Every deploy and rollback of a service with its end, newest last."""
-    from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.cli.fleet import select, survey
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 
-    def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+    def look(deployment: Deployment) -> dict[str, Any]:
         with open_session(deployment) as session:
-            reply = session.agent.call("history", limit=limit)
+            return session.agent.call("history", limit=limit)
+
+    def show(deployment: Deployment, reply: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         rows = [
             [
                 f"{row['n']} *" if row["n"] == reply["current"] else str(row["n"]),
@@ -47,7 +49,7 @@ def history(
             screen.say(f"{local_time(row['t'])} {row['txn']} {told(row)}")
         return 0, {"history": reply}
 
-    return each(screen, select(host, service, None, workspace), act, table=False)
+    return survey(screen, select(host, service, None, workspace), look, show, table=False)
 
 
 def told(row: dict[str, Any]) -> str:

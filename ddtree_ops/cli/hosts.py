@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ddtree_ops.cli.app import JsonOption, WorkspaceOption, command
@@ -11,17 +10,14 @@ from ddtree_ops.cli.screen import Screen
 if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
-PARALLEL = 16
-
 
 @command("hosts", "Look")
 def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     """Every service of every host: reachable, what runs, how it was proven. Exit 6 if a host cannot be reached."""
-    from ddtree_ops.cli.fleet import worst
+    from ddtree_ops.cli.fleet import everywhere, worst
     from ddtree_ops.cli.status import summary
-    from ddtree_ops.deploy.plan import unproven
-    from ddtree_ops.deploy.run import open_session
-    from ddtree_ops.errors import DdtreeError
+    from ddtree_ops.deploy.drift import unproven
+    from ddtree_ops.deploy.session import open_session
     from ddtree_ops.model import find_workspace, load_workspace, resolve
 
     screen = Screen(json_=json_)
@@ -36,17 +32,13 @@ def hosts(workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
         doubt = unproven(seen) if seen.state.confirmed is not None else None
         return summary(deployment.host.name, deployment.service_name, seen, doubt)
 
+    found, failed = everywhere(deployments, look)
     rows, codes = [], []
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        futures = [(deployment, pool.submit(look, deployment)) for deployment in deployments]
-        for deployment, future in futures:
-            try:
-                rows.append(future.result())
-                codes.append(0)
-            except DdtreeError as error:
-                codes.append(error.exit_code)
-                blank = {"host": deployment.host.name, "service": deployment.service_name, "state": error.message}
-                rows.append(blank)
+    for index, deployment in enumerate(deployments):
+        error = failed.get(index)
+        blank = {"host": deployment.host.name, "service": deployment.service_name}
+        rows.append(found[index] if error is None else {**blank, "state": error.message})
+        codes.append(0 if error is None else error.exit_code)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     if screen.json:
         screen.document({"ok": not any(codes), "hosts": rows})

@@ -26,7 +26,7 @@ def logs(
 ) -> int:
     """The last lines of the service's log. Control characters are made visible."""
     from ddtree_ops.cli.fleet import select
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.session import open_session
     from ddtree_ops.errors import UsageError
 
     screen = Screen(json_=json_)

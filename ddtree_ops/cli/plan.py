@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,29 +28,46 @@ def plan(
     profile: ProfileOption = None,
     adopt: AdoptOption = False,
     overwrite: OverwriteOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write the plan here; `ddtree deploy FILE` applies exactly it."),
+    ] = None,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:
-    """Show what deploy would change, as a diff. Writes nothing; exit 3 if anything would change."""
-    from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import Options, open_session
+    """Show what deploy would change, as a diff. Changes nothing; exit 3 if anything would change."""
+    from ddtree_ops.cli.fleet import select, survey
+    from ddtree_ops.deploy import planfile
+    from ddtree_ops.deploy.session import Options, author, open_session
 
     screen = Screen(json_=json_)
+    kept: list[planfile.Stored] = []
 
-    def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+    def look(deployment: Deployment) -> tuple[Plan, Facts]:
         with open_session(deployment) as session:
-            made, seen = session.plan(Options(adopt, overwrite))
+            return session.plan(Options(adopt, overwrite))
+
+    def tell(deployment: Deployment, found: tuple[Plan, Facts]) -> tuple[int, dict[str, Any]]:
+        made, seen = found
         show(screen, made, seen)
+        kept.append(planfile.stored(made, seen, deployment))
         return (3 if made.changes else 0), {"plan": made.as_json(), "summary": made.action}
 
-    return each(screen, select(host, service, profile, workspace), act)
+    deployments = select(host, service, profile, workspace)
+    code = survey(screen, deployments, look, tell)
+    if output is not None and code in (0, 3):
+        output.write_text(planfile.to_text(kept, author(deployments[0].workspace_path)), encoding="utf-8")
+        screen.step(f"plan written to {output}; apply it with: ddtree deploy {output}")
+    return code
 
 
 def show(screen: Screen, made: Plan, seen: Facts) -> None:
     """The plan as a person reads it."""
     name = f"{made.host}: {made.service}"
     if seen.lock is not None and seen.lock.alive:
-        screen.say(f"{name}: a deploy by {seen.lock.who} is running (txn {seen.lock.txn})", "yellow")
+        screen.say(
+            f"{name}: {seen.lock.what or 'something'} by {seen.lock.who} is running (txn {seen.lock.txn})", "yellow"
+        )
     elif seen.unfinished is not None:
         screen.say(f"{name}: deploy {seen.unfinished} did not finish; the next deploy recovers it first", "yellow")
     if not made.changes:
@@ -62,9 +80,28 @@ def show(screen: Screen, made: Plan, seen: Facts) -> None:
         screen.say(f"  * {reason}")
     for line in made.drift:
         screen.say(f"  ! drift: {line}", "yellow")
-    if made.release not in seen.releases_installed:
-        screen.say("  * the release is not on the host: what its store lacks is sent")
+    if made.behind:
+        screen.say(f"  ! {made.behind}", "yellow")
+    for line in consequences(made):
+        screen.say(f"  - {line}")
     for note in made.notes:
         screen.say(f"  - {note}")
     for line in made.diff.splitlines():
         screen.say(line, "green" if line[:1] == "+" else "red" if line[:1] == "-" else "")
+
+
+def consequences(made: Plan) -> list[str]:
+    """What is sent, what restarts, how long nothing is served."""
+    found = []
+    if made.transfer is not None:
+        files, size = made.transfer.files, made.transfer.bytes
+        if files is None or size is None:
+            found.append("sends the release: it is not built yet, so its size is not known (ddtree build)")
+        else:
+            found.append(f"sends {files} files, {size / 1e6:.1f} MB before compression")
+    if made.restarts is None:
+        found.append("nothing restarts: the service does not run; no downtime")
+    else:
+        last = f"{made.downtime_s:.0f} s, as the last time" if made.downtime_s else "unknown, this is the first time"
+        found.append(f"restarts {made.restarts}; downtime: {last}; at most {made.downtime_limit_s:.0f} s (stop + load)")
+    return found

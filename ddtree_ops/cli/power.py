@@ -64,7 +64,7 @@ def _tell_host(
     **fields: Any,
 ) -> int:
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import author, open_session, restore_limit_s
+    from ddtree_ops.deploy.session import author, open_session, restore_limit_s
 
     screen = Screen(json_=json_)
 

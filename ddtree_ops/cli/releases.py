@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def releases(host: HostOption = None, workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     """The releases on a host, newest first: id, size, age, and which service's generations use them."""
     from ddtree_ops.cli.fleet import each, select_hosts
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 
@@ -47,7 +47,7 @@ def prune(
     Example: ddtree prune --host ct200 --keep 3
     """
     from ddtree_ops.cli.fleet import each, select_hosts
-    from ddtree_ops.deploy.run import author, open_session
+    from ddtree_ops.deploy.session import author, open_session
     from ddtree_ops.remote.ship import staging_of
 
     screen = Screen(json_=json_)

@@ -8,6 +8,7 @@ import typer
 
 from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, YesOption, command
 from ddtree_ops.cli.deploy import report, snap_after
+from ddtree_ops.cli.plan import OverwriteOption
 from ddtree_ops.cli.screen import Screen
 
 if TYPE_CHECKING:
@@ -21,24 +22,27 @@ def rollback(
         int | None, typer.Option("--to", min=0, help="Generation; default: the proven one before the current.")
     ] = None,
     service: ServiceOption = None,
+    overwrite: OverwriteOption = False,
     yes: YesOption = False,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:
     """Go back to the previous (or the named) generation. It passes the exactness gate or the host stays as it is."""
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy import run
+    from ddtree_ops.deploy import rollback as back
+    from ddtree_ops.deploy.session import open_session, settle
 
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        with run.open_session(deployment) as session:
+        with open_session(deployment) as session:
             seen = session.probe()
-            if not screen.ask(f"Roll {deployment.service_name} on {deployment.host.name} back?", yes=yes):
+            target = back.find_target(session, seen, to)
+            if not screen.ask(f"Roll {deployment.service_name} on {deployment.host.name} back to {target}?", yes=yes):
                 return 1, {"outcome": {"result": "declined"}, "summary": "declined"}
-            if run.settle(session, seen, screen):
+            if settle(session, seen, screen):
                 seen = session.probe()
-            outcome = run.rollback(session, seen, to, screen)
+            outcome = back.rollback(session, seen, target, screen, overwrite=overwrite)
             report(screen, outcome)
             snap_after(screen, session)
             return 0, {"outcome": outcome.as_json(), "summary": f"generation {outcome.generation} {outcome.result}"}

@@ -39,20 +39,27 @@ class Screen:
         self._task: TaskID | None = None
         self._label = ""
         self._since = 0.0
+        self._prefix = ""
+
+    def named(self, name: str) -> Screen:
+        """The same screen for one of several hosts that are worked on at once: its lines begin with the name."""
+        other = Screen(json_=self.json)
+        other._prefix = f"{name}: "
+        return other
 
     def step(self, text: str) -> None:
         """One line of what is being done."""
         self._end_progress()
-        self._err.print(Text(f"  {clean(text)}"))
+        self._err.print(Text(f"  {self._prefix}{clean(text)}"))
 
     def warn(self, text: str) -> None:
         """One line an operator should not miss."""
         self._end_progress()
-        self._err.print(Text(f"! {clean(text)}", style="yellow"))
+        self._err.print(Text(f"! {self._prefix}{clean(text)}", style="yellow"))
 
     def progress(self, label: str, done: int, total: int) -> None:
         """A bar, once the work lasts more than a second and stderr is a terminal."""
-        if not self._err.is_terminal:
+        if not self._err.is_terminal or self._prefix:  # several bars at once would fight over the line
             return
         if label != self._label:
             self._end_progress()

@@ -10,7 +10,7 @@ from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceO
 from ddtree_ops.cli.screen import Screen
 
 if TYPE_CHECKING:
-    from ddtree_ops.deploy.run import Session
+    from ddtree_ops.deploy.session import Session
     from ddtree_ops.model import Deployment
 
 
@@ -29,7 +29,7 @@ def snapshot(
     Commits its own paths only; nothing changed makes no commit.
     """
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 

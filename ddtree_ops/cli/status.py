@@ -20,15 +20,17 @@ def status(
     json_: JsonOption = False,
 ) -> int:
     """What runs on a host, since when, which release, its accept length and the last verdict. Changes nothing."""
-    from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.plan import find_drift, unproven
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.cli.fleet import select, survey
+    from ddtree_ops.deploy.drift import find_drift, unproven
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 
-    def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
+    def look(deployment: Deployment) -> Facts:
         with open_session(deployment) as session:
-            seen = session.probe()
+            return session.probe()
+
+    def show(deployment: Deployment, seen: Facts) -> tuple[int, dict[str, Any]]:
         drift = find_drift(seen, deployment.host.supervisor)
         doubt = unproven(seen) if seen.state.confirmed is not None else "nothing is deployed"
         row = summary(deployment.host.name, deployment.service_name, seen, doubt)
@@ -51,7 +53,7 @@ def status(
             "summary": f"{seen.active.state}, {row['verdict']}",
         }
 
-    return each(screen, select(host, service, None, workspace), act, table=False)
+    return survey(screen, select(host, service, None, workspace), look, show, table=False)
 
 
 def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str, str]:

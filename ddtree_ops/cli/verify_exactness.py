@@ -48,7 +48,7 @@ def verify_exactness(
     Exit 0 for EXACT (and NEAR-TIE where the profile's policy allows it), 4 for FAIL, 8 for INCONCLUSIVE.
     """
     from ddtree_ops.cli.fleet import each, select
-    from ddtree_ops.deploy.run import open_session
+    from ddtree_ops.deploy.session import open_session
     from ddtree_ops.deploy.verify import Ask, verify
     from ddtree_ops.exactness import known_methods
 

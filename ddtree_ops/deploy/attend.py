@@ -21,6 +21,7 @@ from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.transport import Transport, connect
 
 RETRY_S = 1.0
+INTERRUPTED = {"kind": str(Kind.INCONCLUSIVE), "passed": False, "reasons": ["interrupted by the operator"]}
 Prove = Callable[[Transport], Verdict | None]
 ForHost = Callable[[Verdict | None], dict[str, Any]]
 
@@ -36,7 +37,7 @@ class Ui(Protocol):
 
 
 class Link(Protocol):
-    """A connection to one host's service that can be made again (`deploy.run.Session`)."""
+    """A connection to one host's service that can be made again (`deploy.session.Session`)."""
 
     deployment: Deployment
     transport: Transport
@@ -76,8 +77,17 @@ def no_verdict(code: str, message: str) -> dict[str, Any]:
     return {"kind": str(Kind.INCONCLUSIVE), "passed": False, "reasons": [reason]}
 
 
+_live: set[Attendance] = set()
+
+
+def interrupt_all() -> None:
+    """Tell every host that is being attended to go back, from another thread than the ones that attend."""
+    for attendance in list(_live):
+        attendance.interrupt()
+
+
 class Attendance:
-    """One sealed plan from its handing over to its terminal journal entry.
+    """One sealed plan from its handing over to its terminal journal entry. ``entries``: the journal as it came.
 
     ``prove`` runs the gate over a transport; ``for_host`` makes of its verdict what the host stores.
     """
@@ -91,6 +101,7 @@ class Attendance:
         self._interrupted = False
         self._began = False
         self._gone = 0
+        self.entries: list[Entry] = []
 
     def run(self) -> tuple[Entry, Verdict | None]:
         """The terminal entry and the gate's verdict, if it gave one.
@@ -98,6 +109,19 @@ class Attendance:
         Raises Interrupted when Ctrl-C ended it, Unreachable when the host stays away, Failed (and Locked) when the
         host refuses the plan: nothing was changed then.
         """
+        _live.add(self)
+        try:
+            return self._run()
+        finally:
+            _live.discard(self)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does, for attendances in other threads than the main one."""
+        self._interrupted = True
+        with contextlib.suppress(DdtreeError):  # out of reach: its lease ends it
+            self._link.agent.call("verdict", txn=self._sealed["txn"], verdict=INTERRUPTED)
+
+    def _run(self) -> tuple[Entry, Verdict | None]:
         with interrupts_held() as came:
             self._hand_over()
         with Follower(
@@ -131,6 +155,7 @@ class Attendance:
                     interrupt = False
                     raise KeyboardInterrupt
                 entry = follower.next()
+                self.entries.append(entry)
                 self._tell(entry)
                 step, event = entry.get("step"), entry.get("event")
                 if step == "end":
@@ -156,9 +181,7 @@ class Attendance:
         self._interrupted = True
         self._ui.warn("interrupted: the host is told to go back; waiting until it has (again Ctrl-C: not waiting)")
         try:
-            self._send(
-                follower, {"kind": str(Kind.INCONCLUSIVE), "passed": False, "reasons": ["interrupted by the operator"]}
-            )
+            self._send(follower, INTERRUPTED)
         except KeyboardInterrupt:
             raise left from None
 
@@ -240,12 +263,15 @@ class Attendance:
             return None  # somebody else is at it already; the journal goes on
         except Unreachable as error:
             self._ui.warn(error.message)
+            with contextlib.suppress(Unreachable):  # the host may have restarted; the follower has its own connection
+                self._link.reconnect()
             return None
         if reply.get("result") == "nothing" and not self._began:
             raise Failed(f"{self._host.name}: the host never began with the plan; nothing was changed")
         if reply.get("result") == "nothing" and self._gone > 1:
             stands = reply.get("generation")
-            event = "confirmed" if stands == self._sealed["target"] else "recovered"
+            stopped = any(entry.get("step") == "stop" for entry in self.entries)
+            event = "confirmed" if stands == self._sealed["target"] else "recovered" if stopped else "unchanged"
             return {"step": "end", "event": event, "generation": stands, "reason": "its applier died"}
         return None
 

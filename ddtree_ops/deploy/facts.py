@@ -41,10 +41,12 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """Who holds the service's flock. ``since`` is Unix time."""
+    """Who holds the service's flock, from which machine, ``what`` for. ``since`` is Unix time."""
 
     txn: str = ""
     who: str = ""
+    client: str = ""
+    what: str = ""
     since: float = 0.0
     alive: bool = False
 
@@ -63,12 +65,14 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """The unit file as systemd sees it (or ``process.json``), drop-ins by path and sha256."""
+    """The unit file as systemd sees it, or ``process.json``. ``kind``: none, file, link; ``dropins``: to sha256."""
 
     path: str = ""
+    kind: str = "none"
     sha256: str | None = None
     text: str | None = None
     dropins: dict[str, str] = {}
+    dropin_texts: dict[str, str] = {}
     enabled: str | bool | None = None
     masked: bool = False
     fragment: str | None = None
@@ -99,7 +103,10 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """The whole probe, one round trip. ``verdict`` confirmed the generation; ``verified``: verify-exactness's."""
+    """The whole probe, one round trip. ``verdict`` confirmed the generation; ``verified``: verify-exactness's.
+
+    ``drift`` is the host's own account of it, in its words.
+    """
 
     system: System
     state: State = State()
@@ -109,6 +116,8 @@ class Facts(msgspec.Struct, frozen=True):
     journal_tail: list[dict[str, Any]] = []
     unfinished: str | None = None
     lock: Lock | None = None
+    last_downtime_s: float | None = None
+    drift: list[str] = []
     next_generation: int = 1
     adopt_generation: int = 0
     generation: Generation | None = None

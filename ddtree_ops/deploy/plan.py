@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ddtree_ops.deploy.drift import SWITCH_FILE, find_drift, unproven
 from ddtree_ops.deploy.facts import Facts, Model
 from ddtree_ops.deploy.fatal import FATAL_LINES
 from ddtree_ops.model import Deployment, profile_to_json
@@ -20,9 +21,33 @@ from ddtree_ops.units import expectations, render
 
 UNIT_DIR = "/etc/systemd/system"
 LEASE_S = 60
-SWITCH_FILE = {"systemd": "unit", "process": "process.json"}
 
 Action = Literal["nothing", "deploy", "rollback"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What of the release the host's store lacks, in bytes before compression; None where it is not built yet."""
+
+    files: int | None
+    bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a plan is made with besides the probe.
+
+    ``author`` (who, client, workspace_commit, created) goes into the generation's metadata. ``ancestor``: whether the
+    commit that the host's generation came from is in this workspace's history, None where there is no such commit.
+    ``transfer``: None when the release is on the host. ``cannot_guard``: why the host cannot keep others off an
+    unproven port ("": it can), None where nobody else reaches it anyway. ``old_env``: the environment file there.
+    """
+
+    author: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    ancestor: bool | None = None
+    transfer: Transfer | None = None
+    cannot_guard: str | None = None
+    old_env: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +55,11 @@ class Plan:
     """What would change on one host's service and why.
 
     ``reasons`` say why it is not a no-op; ``drift`` lists what somebody else changed on the host, which needs
-    ``--adopt`` or ``--overwrite``; ``notes`` are promises and limits worth reading before saying yes.
-    ``from_`` is the generation to come back to (None: the service is removed again), ``to`` the one tried. ``adopts``:
-    what is installed is not as ddtree left it and is kept as a generation of its own, the one to come back to.
+    ``--adopt`` or ``--overwrite``; ``behind`` says that what runs came from commits this workspace lacks, which needs
+    ``--overwrite``; ``notes`` are promises and limits worth reading before saying yes. ``from_`` is the generation to
+    come back to (None: the service is removed again), ``to`` the one tried. ``adopts``: what is installed is not as
+    ddtree left it and is kept as a generation of its own, the one to come back to. ``guard``: until confirm the host
+    keeps others off the port. ``downtime_s``: the last change's (None: unknown), ``downtime_limit_s`` what it may take.
     """
 
     host: str
@@ -44,7 +71,14 @@ class Plan:
     reasons: tuple[str, ...] = ()
     drift: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    behind: str | None = None
     adopts: bool = False
+    overwrite: bool = False
+    guard: bool = False
+    transfer: Transfer | None = None
+    restarts: str | None = None
+    downtime_s: float | None = None
+    downtime_limit_s: float | None = None
     diff: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -57,19 +91,10 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """The plan for ``--json``, without the files' full text."""
-        return {
-            "host": self.host,
-            "service": self.service,
-            "action": self.action,
-            "from": self.from_,
-            "to": self.to,
-            "release": self.release,
-            "reasons": list(self.reasons),
-            "drift": list(self.drift),
-            "notes": list(self.notes),
-            "adopts": self.adopts,
-            "diff": self.diff,
-        }
+        told = dataclasses.asdict(self)
+        for key in ("files", "meta", "expect"):
+            del told[key]
+        return {"from" if key == "from_" else key: value for key, value in told.items()}
 
 
 def sha256(text: str) -> str:
@@ -81,69 +106,6 @@ def profile_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
     """``["budget 8 -> 16", ...]`` for the profile keys that differ, in the new profile's order."""
     keys = [key for key in {**new, **old} if key not in ("name", "applied_rules")]
     return [f"{key} {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
-
-
-def find_drift(facts: Facts, supervisor: str) -> list[str]:
-    """What differs between the host and what ddtree last left there, one line each; empty when nothing does.
-
-    While a deploy has not ended the host is as that deploy left it: nothing can be said then.
-    """
-    if facts.state.pending is not None:
-        return []
-    unit, generation = facts.unit, facts.generation
-    found = [f"drop-in {path} was added by somebody else" for path in sorted(unit.dropins)]
-    if unit.masked:
-        found.append(f"{unit.path} is masked")
-    if facts.state.confirmed is None or generation is None:
-        if unit.sha256 is not None:
-            found.insert(0, f"{unit.path} exists and ddtree did not make it")
-        return found
-    if generation.adopted:
-        return [] if not unit.masked else found
-    want = generation.files.get(SWITCH_FILE[supervisor])
-    if unit.sha256 is None:
-        found.append(f"{unit.path} is gone")
-    elif unit.sha256 != want:
-        found.append(f"{unit.path} was edited on the host")
-    if supervisor == "systemd" and unit.sha256 is not None and unit.enabled not in (True, "enabled"):
-        found.append(f"the service is {unit.enabled or 'not enabled'}: it would not start at boot")
-    for path, identity in (generation.meta.get("models") or {}).items():
-        now = facts.models.get(path)
-        if now is None:
-            continue
-        if not now.present:
-            found.append(f"the model at {path} is gone")
-        elif now.identity != identity:
-            found.append(f"the model at {path} is no longer the one that was proven")
-    running = facts.server_info
-    if facts.active.state == "active" and running is not None:
-        for key, value in ((generation.meta.get("health") or {}).get("expect") or {}).items():
-            if running.get(key) != value:
-                found.append(f"the running server shows {key} = {running.get(key)!r}, deployed was {value!r}")
-    return found
-
-
-def unproven(facts: Facts) -> str | None:
-    """Why the last verdict does not bind what runs now; None when it does."""
-    verdict, generation, pending = facts.last_verdict, facts.generation, facts.state.pending
-    if pending is not None:
-        return f"deploy {pending.txn} has not ended: generation {pending.to} may be what serves"
-    if generation is None:
-        return "nothing was ever proven here"
-    if verdict is None:
-        return f"generation {generation.n} has no verdict"
-    if generation.adopted:
-        return "a hand-made unit has no profile to be proven by"
-    if not verdict.get("passed"):
-        return f"the last verdict is {verdict.get('kind')}"
-    binds = verdict.get("binds") or {}
-    if binds.get("generation") != generation.n:
-        return f"the last verdict is of generation {binds.get('generation')}"
-    if binds.get("python") != facts.system.python:
-        return f"the interpreter was {binds.get('python')} when it was proven, it is {facts.system.python} now"
-    if binds.get("driver") and facts.system.driver and binds["driver"] != facts.system.driver:
-        return f"the driver was {binds['driver']} when it was proven, it is {facts.system.driver} now"
-    return None
 
 
 def model_paths(deployment: Deployment) -> list[str]:
@@ -159,13 +121,10 @@ def make_plan(
     *,
     adopt: bool = False,
     overwrite: bool = False,
-    author: Mapping[str, Any] | None = None,
+    known: Known | None = None,
 ) -> Plan:
-    """Compare what should run with what does.
-
-    ``release`` is the id the profile's pins and patches hash to; ``author`` (who, client, workspace_commit,
-    created) goes into the generation's metadata and never decides anything.
-    """
+    """Compare what should run with what does. ``release`` is the id the profile's pins and patches hash to."""
+    known = known or Known()
     supervisor = deployment.host.supervisor
     current = facts.generation
     drift = find_drift(facts, supervisor)
@@ -212,9 +171,9 @@ def make_plan(
         "profile": new_profile,
         "models": {path: facts.models[path].identity for path in model_paths(deployment) if path in facts.models},
         "health": health(deployment),
-        **(author or {}),
+        **known.author,
     }
-    switch = SWITCH_FILE[supervisor]
+    running = facts.active.state in ("active", "activating", "reloading")
     return Plan(
         host=deployment.host.name,
         service=deployment.service_name,
@@ -225,8 +184,15 @@ def make_plan(
         release=release,
         reasons=tuple(reasons),
         drift=tuple(() if overwrite or adopt else drift),
-        notes=tuple(_notes(deployment, facts, lost=overwrite and not adopt)),
-        diff=unified_diff(facts.unit.text or "", files[switch], facts.unit.path or switch),
+        behind=None if overwrite else behind(facts, known),
+        overwrite=overwrite,
+        guard=known.cannot_guard == "",
+        transfer=known.transfer,
+        restarts=f"{deployment.service_name} (pid {facts.active.pid})" if running else None,
+        downtime_s=(facts.last_downtime_s if running else 0.0),
+        downtime_limit_s=float(profile.stop_timeout_s + profile.load_timeout_s) if running else 0.0,
+        notes=tuple(_notes(deployment, facts, known, lost=overwrite and not adopt)),
+        diff=full_diff(facts, files, supervisor, known.old_env),
         files=files,
         meta=meta,
         expect=expected(facts),
@@ -259,6 +225,29 @@ def missing_models(deployment: Deployment, facts: Facts) -> list[str]:
     return [path for path in model_paths(deployment) if not facts.models.get(path, Model()).present]
 
 
+def behind(facts: Facts, known: Known) -> str | None:
+    """That what runs came from a commit which this workspace's history lacks: a deploy would undo another's work."""
+    if facts.generation is None or known.ancestor is not False:
+        return None
+    meta, mine = facts.generation.meta, known.author.get("workspace_commit")
+    here = str(mine)[:12] if mine else "no git"
+    return (
+        f"generation {facts.generation.n} came from workspace commit {str(meta.get('workspace_commit'))[:12]} of "
+        f"{meta.get('who') or 'somebody'}, which is not in the history of yours ({here})"
+    )
+
+
+def full_diff(facts: Facts, files: Mapping[str, str], supervisor: str, old_env: str | None) -> str:
+    """The unit, its environment file where that changes, and the drop-ins that would be taken away."""
+    switch = SWITCH_FILE[supervisor]
+    found = unified_diff(facts.unit.text or "", files[switch], facts.unit.path or switch)
+    if old_env is not None:
+        found += unified_diff(old_env, files["env"], "env")
+    for path, text in sorted(facts.unit.dropin_texts.items()):
+        found += unified_diff(text, "", path)
+    return found
+
+
 def unified_diff(old: str, new: str, name: str) -> str:
     """A unified diff of two texts, empty when equal."""
     return "".join(
@@ -271,9 +260,7 @@ def unified_diff(old: str, new: str, name: str) -> str:
     )
 
 
-def seal(
-    plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, Any], adopt: bool, overwrite: bool
-) -> dict[str, Any]:
+def seal(plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON document that ``ddtree-host apply`` takes for this plan."""
     profile = deployment.profile
     new = plan.action == "deploy"
@@ -289,8 +276,9 @@ def seal(
         "supervisor": deployment.host.supervisor,
         "unit_dir": UNIT_DIR,
         "expect": dict(plan.expect),
-        "adopt": adopt,
-        "overwrite": overwrite,
+        "adopt": plan.adopts,
+        "overwrite": plan.overwrite,
+        "guard": plan.guard,
         "generation": {"n": plan.to, "files": dict(plan.files), "meta": dict(plan.meta)} if new else None,
         "target": plan.to,
         "release": plan.release,
@@ -301,14 +289,18 @@ def seal(
     }
 
 
-def _notes(deployment: Deployment, facts: Facts, *, lost: bool) -> list[str]:
+def _notes(deployment: Deployment, facts: Facts, known: Known, *, lost: bool) -> list[str]:
     notes = []
     if lost and facts.state.confirmed is None and facts.unit.sha256 is not None:
         notes.append("the unit that is there is replaced: if this deploy fails, nothing runs (--adopt would keep it)")
     if deployment.host.supervisor == "process":
         notes.append("plain process, no systemd: it does not come back after a reboot")
-    if facts.active.state == "active":
-        notes.append("the running server stops before the new one starts; the downtime is measured and printed")
-    notes.append("serves unproven on its port from health until the gate's verdict")
+    port = deployment.service.port
+    if known.cannot_guard:
+        notes.append(f"serves unproven: others reach port {port} before the verdict ({known.cannot_guard})")
+    elif known.cannot_guard is None:
+        notes.append(f"until confirmed only the host itself reaches port {port}: it binds {deployment.profile.bind}")
+    else:
+        notes.append(f"until confirmed only the host itself reaches port {port} (IPAddressDeny=, tried on the host)")
     notes += [f"rule {rule}" for rule in deployment.profile.applied_rules]
     return notes

@@ -12,7 +12,7 @@ import re
 from importlib import resources
 
 PARTS = (
-    *("base", "system", "form", "supervisors", "service"),
+    *("base", "system", "form", "supervisors", "plain", "service", "guard"),
     *("store", "causes", "fitting", "manifest", "making", "releases"),
     *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )

@@ -183,12 +183,18 @@ class RawProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A directory with ``inventories/``: its hosts and raw profiles by name."""
+    """A directory with ``inventories/``: its hosts and raw profiles by name.
+
+    Hosts come in the order of ``order``, those it does not name after them. ``groups`` name hosts in an order of their
+    own; ``max_unavailable`` is how many hosts a change may take away at once.
+    """
 
     path: Path
     default_host: str | None
     hosts: dict[str, Host]
     profiles: dict[str, RawProfile]
+    groups: dict[str, list[str]] = {}
+    max_unavailable: int = 1
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -97,7 +97,7 @@ def _engine(values: Mapping[str, Any], fail: Any) -> None:
 
 def _addresses(host: Host, values: Mapping[str, Any], fail: Any) -> None:
     key = values["api_key"]
-    if not _is_loopback(values["bind"]) and key is None and values["open"] is None:
+    if not is_loopback(values["bind"]) and key is None and values["open"] is None:
         fail(
             "bind",
             f"{values['bind']} serves beyond this host without a key",
@@ -120,7 +120,8 @@ def _addresses(host: Host, values: Mapping[str, Any], fail: Any) -> None:
         )
 
 
-def _is_loopback(bind: str) -> bool:
+def is_loopback(bind: str) -> bool:
+    """Whether a service that binds there is reached from its own host only."""
     try:
         return ipaddress.ip_address(bind).is_loopback
     except ValueError:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model import check
 from ddtree_ops.model.hostfile import parse_host
 from ddtree_ops.model.profilefile import parse_profile
-from ddtree_ops.model.types import RawProfile, Workspace
-from ddtree_ops.model.yamlfile import position, read_yaml
+from ddtree_ops.model.types import Host, RawProfile, Workspace
+from ddtree_ops.model.yamlfile import Node, position, read_yaml
 
 ENVIRONMENT = "DDTREE_WORKSPACE"
 INVENTORIES = "inventories"
@@ -49,25 +52,78 @@ def load_workspace(path: Path) -> Workspace:
     """
     folder = path / INVENTORIES
     hosts = {}
-    default: tuple[str, str, int] | None = None
+    fleet = _Fleet()
     for name, file, shown in _files(folder, path):
         root = read_yaml(file, shown)
         if name == _WORKSPACE_FILE:
-            nodes = check.mapping(root, ("default_host",))
-            if "default_host" in nodes:
-                default = (check.name(nodes["default_host"]), shown, nodes["default_host"].line)
+            fleet = _fleet(root)
             continue
         if name in _RESERVED:
             raise UsageError(f"{shown}: '{name}' cannot be a host's name: --host {name} means every host")
         hosts[name] = parse_host(root, name, path)
-    if default is not None and default[0] not in hosts:
-        problem = f"no host '{default[0]}'{check.nearest(default[0], hosts)}"
-        raise UsageError(position(default[1], default[2], "default_host", problem, ", ".join(hosts)))
+    _check_fleet(fleet, hosts)
+    first = {name: index for index, (name, _) in enumerate(fleet.order)}
+    hosts = dict(sorted(hosts.items(), key=lambda item: (first.get(item[0], len(first)), item[0])))
     profiles = {
         name: parse_profile(read_yaml(file, shown), name) for name, file, shown in _files(folder / "profiles", path)
     }
     _check_extends(profiles)
-    return Workspace(path=path, default_host=default[0] if default else None, hosts=hosts, profiles=profiles)
+    return Workspace(
+        path=path,
+        default_host=fleet.default[0] if fleet.default else None,
+        hosts=hosts,
+        profiles=profiles,
+        groups={name: [host for host, _ in members] for name, members in fleet.groups.items()},
+        max_unavailable=fleet.max_unavailable,
+    )
+
+
+_Named: TypeAlias = tuple[str, Node]
+
+
+@dataclass
+class _Fleet:
+    """workspace.yaml: names with where they were written."""
+
+    default: _Named | None = None
+    order: list[_Named] = field(default_factory=list)
+    groups: dict[str, list[_Named]] = field(default_factory=dict)
+    max_unavailable: int = 1
+
+
+def _fleet(root: Node) -> _Fleet:
+    nodes = check.mapping(root, ("default_host", "order", "groups", "max_unavailable"))
+    found = _Fleet()
+    if "default_host" in nodes:
+        found.default = (check.name(nodes["default_host"]), nodes["default_host"])
+    if "order" in nodes:
+        found.order = _names(nodes["order"])
+    if "groups" in nodes:
+        for name, child in check.any_mapping(nodes["groups"]).items():
+            if not re.fullmatch(check.NAME_FORM, name) or name in _RESERVED:
+                child.fail("not a group's name", allowed=f"{check.NAME_TEXT}; not {', '.join(_RESERVED)}")
+            found.groups[name] = _names(child)
+    if "max_unavailable" in nodes:
+        found.max_unavailable = check.integer(nodes["max_unavailable"], 1, 64)
+    return found
+
+
+def _names(node: Node) -> list[_Named]:
+    found = check.items(node, lambda item: (check.name(item), item), least=1)
+    for index, (name, item) in enumerate(found):
+        if name in (earlier for earlier, _ in found[:index]):
+            item.fail(f"{name} is written twice")
+    return found
+
+
+def _check_fleet(fleet: _Fleet, hosts: Mapping[str, Host]) -> None:
+    every = [*([fleet.default] if fleet.default else []), *fleet.order, *itertools.chain(*fleet.groups.values())]
+    for name, node in every:
+        if name not in hosts:
+            node.fail(f"no host '{name}'{check.nearest(name, hosts)}", allowed=", ".join(hosts))
+    for group, members in fleet.groups.items():
+        if group in hosts:
+            members[0][1].fail(f"the group {group} has a host's name", allowed="a name of its own")
 
 
 def _files(folder: Path, workspace: Path) -> Iterator[tuple[str, Path, str]]:

@@ -48,8 +48,9 @@ class TestHost:
 
     __test__ = False  # pytest: a helper, not a test class
 
-    def __init__(self, lab: Lab, name: str, index: int) -> None:
-        self.lab, self.name, self.index = lab, name, index
+    def __init__(self, lab: Lab, name: str, index: int, bpf: bool = True) -> None:
+        """Without ``bpf`` its systemd cannot enforce IPAddressDeny=, as in many containers."""
+        self.lab, self.name, self.index, self.bpf = lab, name, index, bpf
         self.directory = lab.directory / "h" / name
         self.machine = f"{lab.prefix}-{name}"
         self.device = f"{lab.prefix}v{index}"
@@ -259,6 +260,7 @@ class TestHost:
             "hostname": self.name,
             "machine": self.machine,
             "users": list(USERS),
+            "bpf": self.bpf,
             "cgroups": [] if fill else [str(cgroup) for cgroup in self._cgroups()],
         }
         unshare = ["unshare", "--mount", "--propagation", "private", sys.executable, "-I", str(HERE / "supervise.py")]
@@ -323,11 +325,11 @@ class Lab:
         # Traffic to a host that is down must never leave this machine by its default route.
         sh("ip", "route", "replace", "unreachable", f"{self.net}.0.0/16", "metric", "4000000")
 
-    def host(self, name: str) -> TestHost:
+    def host(self, name: str, *, bpf: bool = True) -> TestHost:
         """The running host of that name."""
         host = self.hosts.get(name)
         if host is None:
-            host = self.hosts[name] = TestHost(self, name, len(self.hosts) + 1)
+            host = self.hosts[name] = TestHost(self, name, len(self.hosts) + 1, bpf)
         host.up()
         return host
 

@@ -56,7 +56,7 @@ def fill(host: Path, root: Path, hostname: str, users: list[str]) -> None:
     (root / "etc/fake-gpus").write_text("".join(gpus))
 
 
-def boot(host: Path, root: Path, hostname: str, machine: str) -> None:
+def boot(host: Path, root: Path, hostname: str, machine: str, bpf: bool) -> None:
     """Boots the guest's systemd and boots it again as often as it reboots itself."""
     while True:
         guest = subprocess.Popen(
@@ -68,7 +68,13 @@ def boot(host: Path, root: Path, hostname: str, machine: str) -> None:
                     "--keep-unit",
                     f"--network-namespace-path=/run/netns/{machine}",
                 ),
-                *("--capability=CAP_NET_ADMIN", "--private-users=no", "--resolv-conf=off", "--timezone=off"),
+                *(
+                    "--capability=CAP_NET_ADMIN" + (",CAP_BPF,CAP_PERFMON" if bpf else ""),
+                    *(["--system-call-filter=bpf"] if bpf else []),
+                    "--private-users=no",
+                    "--resolv-conf=off",
+                    "--timezone=off",
+                ),
                 *("--link-journal=no", "--console=read-only"),
             ],
             stdin=subprocess.DEVNULL,
@@ -91,7 +97,7 @@ def main() -> None:
         fill(host, root, task["hostname"], task["users"])
         subprocess.run(["umount", root, host / "disk"], check=True)
     else:
-        boot(host, root, task["hostname"], task["machine"])
+        boot(host, root, task["hostname"], task["machine"], task["bpf"])
 
 
 if __name__ == "__main__":

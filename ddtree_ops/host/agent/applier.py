@@ -34,6 +34,7 @@ from .base import (
 )
 from .facts import dropin_hashes
 from .form import Form, put_entry
+from .guard import cannot_guard, place_guard, try_lift_guard
 from .recovery import Vigil, downtime, recover, wait_healthy
 from .releases import installed
 from .service import Service
@@ -65,6 +66,7 @@ def check_plan(service: Service, plan: JSON) -> None:
     check_moved(service, expect, state)
     check_generation(service, plan, target)
     check_release(service, plan, target)
+    member(plan, "guard", bool, False)
     check_surroundings(service, plan, health)
 
 
@@ -90,6 +92,8 @@ def check_generation(service: Service, plan: JSON, target: int) -> None:
     if generation is None:
         service.meta(target)
         service.sup.form_of(target)
+        if damage := service.damaged(target):
+            raise HostError("refused", "; ".join(damage))
         return
     for name, text in member(generation, "files", dict).items():
         named(FILE, name, "generation file")
@@ -173,8 +177,11 @@ class Applier:
             signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "terminated", True))
         try:
-            with self.service.lock(self.txn, str(self.plan.get("who")), str(self.plan.get("client"))):
+            what = f"{self.plan.get('action')} to generation {self.plan.get('target')}"
+            with self.service.lock(self.txn, str(self.plan.get("who")), str(self.plan.get("client")), what):
                 self.service.sweep()
+                if self.service.state()["pending"] is None:
+                    try_lift_guard(self.service)
                 return self._walk()
         except HostError as error:
             self._refuse(error)
@@ -203,6 +210,7 @@ class Applier:
                 recover(self.service, f"{step}: {told.message}")
             else:
                 self.service.tidy(state["confirmed"])
+                try_lift_guard(self.service)
                 self._refuse(told)
                 self.service.try_log(self.txn, "end", "unchanged", generation=state["confirmed"], reason=told.message)
             return 1
@@ -228,7 +236,8 @@ class Applier:
         """
         if self.terminated:
             why = read_json(self.dir / "unlock.json") or {}
-            raise HostError("failed", f"told to stop: {why.get('reason', 'SIGTERM')}")
+            by = safe(f" by {why['who']} from {why.get('client')}", cap=200) if why.get("who") else ""
+            raise HostError("failed", f"told to stop{by}: {why.get('reason', 'SIGTERM')}")
         verdict = read_json(self.dir / "verdict.json")
         if verdict is not None and verdict.get("passed") is not True:
             raise HostError("failed", why_not(verdict))
@@ -299,7 +308,10 @@ class Applier:
         return {"generation": n}
 
     def verify_unit(self) -> JSON:
-        return self.sup.verify(self.plan["target"])
+        found = self.sup.verify(self.plan["target"])
+        if self.plan.get("guard") and (why := cannot_guard(self.service)):
+            raise HostError("failed", f"the plan promises that nobody else reaches the port until confirm, but {why}")
+        return found
 
     def stop(self) -> JSON:
         service = self.service
@@ -319,6 +331,8 @@ class Applier:
         return {}
 
     def switch(self) -> JSON:
+        if self.plan.get("guard"):
+            place_guard(self.service)
         self.sup.place(self.sup.form_of(self.plan["target"]))
         return {}
 
@@ -353,6 +367,7 @@ class Applier:
         write_json(self.service.generation(n) / "verdict.json", read_json(self.dir / "verdict.json"))
         self.service.stand_down(self.txn, "confirmed", n, reason="", downtime_s=self.downtime)
         self.service.tidy(n)
+        try_lift_guard(self.service)
         with contextlib.suppress(OSError):  # display only
             write_link(self.service.dir / "current", f"generations/{n}")
         return {}

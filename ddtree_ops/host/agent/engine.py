@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from .base import JSON, make_dir, read_json, write_json
+from .plain import Process
 from .service import Service
-from .supervisors import Process
 from .system import boot_id, kill_all, start_ticks
 
 

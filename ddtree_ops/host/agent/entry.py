@@ -12,6 +12,7 @@ from .applier import Applier
 from .base import JSON, NAME, HostError, absolute, as_error, named, safe
 from .engine import supervise
 from .facts import collect, generation, history, logs, probe, status
+from .guard import guard
 from .keeping import prune, releases
 from .releases import install, missing
 from .service import Service
@@ -23,6 +24,7 @@ VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "bootstrap": bootstrap, "missing": missing, "staged": staged, "install": install,
     "releases": releases, "prune": prune,
     "apply": apply, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
+    "guard": guard,
     "stop": power, "start": power, "restart": power,
 }  # fmt: skip
 

@@ -104,6 +104,12 @@ def journal_tail(service: Service, limit: int = 20) -> list[JSON]:
     return [safe_json(entry) for entry in entries if len(json.dumps(entry)) < LOG_CAP]
 
 
+def last_downtime(service: Service) -> float | None:
+    """Seconds that the last change of this service that stopped it took it away for."""
+    downs = [entry.get("downtime_s") for entry in service.journal.entries() if entry.get("step") == "end"]
+    return next((float(down) for down in reversed(downs) if isinstance(down, (int, float))), None)
+
+
 def identity(path: Path) -> JSON:
     """What identifies weights without reading them: the config, the tensors' headers, the shards' sizes."""
     shards, headers = [], hashlib.sha256()
@@ -184,6 +190,7 @@ def status(service: Service, request: JSON) -> JSON:
         "journal_tail": journal_tail(service),
         "unfinished": (state["pending"] or {}).get("txn"),
         "lock": service.holder(),
+        "last_downtime_s": last_downtime(service),
         "generation": generation,
         "active": {key: show[key] for key in ("state", "sub", "pid", "since_unix", "restarts", "result")},
         "port_owner": port_owner(port, service.sup.members()) if port is not None else None,

@@ -25,6 +25,7 @@ from .base import (
 )
 from .facts import gpus
 from .form import Form
+from .guard import lift_guard, try_lift_guard
 from .service import Service
 from .supervisors import Systemd
 from .system import boot_id, http_get, mismatches, port_owner, server_info
@@ -117,7 +118,8 @@ def try_health(service: Service, n: int, health: JSON) -> tuple[list[str], str]:
 def recover(service: Service, reason: str, boot: bool = False) -> JSON:
     """Finish what an applier left, whatever it left. The caller holds the lock. Idempotent.
 
-    Nothing pending: only the journal is completed. Nothing stopped yet: the transaction is closed, unchanged.
+    Nothing pending: only the journal is completed, also of a transaction that ended before it was accepted. Nothing
+    stopped yet: the transaction is closed, unchanged.
     Else the generation before it is restored and proven. At boot (ordered before the service) nothing is started
     from here: the start job that waits behind us, or one queued without waiting, runs the restored unit.
     Raises stuck, with the commands to run, when the restore fails; then it stays pending and may be run again.
@@ -125,7 +127,9 @@ def recover(service: Service, reason: str, boot: bool = False) -> JSON:
     state = service.state()
     pending = state["pending"]
     if pending is None:
+        try_lift_guard(service)
         service.close_journal()
+        service.close_unaccepted(reason)
         return {"result": "nothing", "generation": state["confirmed"]}
     txn, confirmed = pending["txn"], state["confirmed"]
     service.free_reserve()
@@ -162,6 +166,7 @@ def conclude(service: Service, txn: str, event: str, confirmed: int | None, reas
     """Stand down and complete the journal; what cannot be journaled now is completed by whoever comes next."""
     last = service.stand_down(txn, event, confirmed, reason=reason, **more)
     service.tidy(confirmed)
+    try_lift_guard(service)
     try:
         service.close_journal()
     except OSError as error:
@@ -184,6 +189,7 @@ def restore(service: Service, pending: JSON, boot: bool) -> bool:
             sup.start(30, block=False)
         return False
     sup.halt(stop_s)  # first of all: what failed its proof serves no more, whatever comes
+    lift_guard(service)  # it was for what is not proven
     sup.place(Form() if before is None else sup.form_of(before))
     if before is None:
         return True
@@ -213,17 +219,19 @@ def keep_evidence(service: Service, pending: JSON, reason: str) -> list[str]:
     try:
         known = service.secret_values(pending["to"])
         lines = [safe(line, known, 2000) for line in service.sup.log_tail(200)]
+        cards = gpus()
         if base.is_dir():
             place = make_dir(base / "evidence" / txn)
             write_file(place / "log.txt", "\n".join(lines).encode()[-LOG_CAP:] + b"\n", 0o640)
             verdict = read_bytes(service.txn_dir(txn) / "verdict.json", 8 << 20)
             if verdict is not None:
                 write_file(place / "verdict.json", verdict)
-            write_json(place / "why.json", {"reason": reason, "gpus": gpus()})
+            write_json(place / "why.json", {"reason": reason, "gpus": cards})
     except (OSError, HostError) as error:
         service.try_log(txn, "evidence", "fail", reason=as_error(error).message)
     else:
-        service.try_log(txn, "evidence", "done", log=lines[-20:])
+        where = str(base / "evidence" / txn)
+        service.try_log(txn, "evidence", "done", log=lines[-20:], gpus=cards, where=where)
     return lines[-20:]
 
 

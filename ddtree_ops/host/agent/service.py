@@ -25,6 +25,7 @@ from .base import (
     USER,
     HostError,
     absolute,
+    digest,
     fsync_dir,
     make_dir,
     named,
@@ -37,7 +38,8 @@ from .base import (
     write_json,
 )
 from .form import Journal, settings
-from .supervisors import Process, Supervisor, Systemd
+from .plain import Process
+from .supervisors import GUARD, RUNTIME_UNITS, Supervisor, Systemd
 from .system import start_ticks
 
 
@@ -101,6 +103,14 @@ class Service:
         if not ends or ends[-1].get("event") != last["event"]:
             self.journal.append(last)
 
+    def close_unaccepted(self, reason: str) -> None:
+        """End the journal's last transaction where its applier died before ``state.json`` knew of it."""
+        begun = [
+            entry["txn"] for entry in self.journal.entries() if (entry["step"], entry["event"]) == ("accept", "begin")
+        ]
+        if begun and not any(entry["step"] == "end" for entry in self.journal.entries(begun[-1])):
+            self.log(begun[-1], "end", "unchanged", generation=self.state()["confirmed"], reason=reason)
+
     def log(self, txn: str, step: str, event: str, **more: Any) -> None:
         self.journal.append({"txn": txn, "step": step, "event": event, "mono": round(time.monotonic(), 3), **more})
 
@@ -114,8 +124,8 @@ class Service:
     # lock
 
     @contextlib.contextmanager
-    def lock(self, txn: str, who: str, client: str = "") -> Iterator[None]:
-        """Hold the service's flock; locked when another does. What the file says is for display only.
+    def lock(self, txn: str, who: str, client: str = "", what: str = "") -> Iterator[None]:
+        """Hold the service's flock, ``what`` for; locked when another does. What the file says is for display only.
 
         A probe tests the lock by taking it shared for an instant, hence the short patience.
         """
@@ -132,7 +142,7 @@ class Service:
                     if time.monotonic() > deadline:
                         raise self.locked_by(self.holder() or {}) from None
                     time.sleep(0.05)
-            says = {"txn": txn, "who": who, "client": client, "since": time.time(), "pid": os.getpid()}
+            says = {"txn": txn, "who": who, "client": client, "what": what, "since": time.time(), "pid": os.getpid()}
             with contextlib.suppress(OSError):  # a full disk must not keep a recovery from running
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, json.dumps({**says, "start": start_ticks(os.getpid())}).encode(), 0)
@@ -146,7 +156,8 @@ class Service:
         """The refusal that says who holds the lock since when, and for what."""
         since = holder.get("since") or 0
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since)) if since else "an unknown time"
-        by = f"{holder.get('who') or '?'} from {holder.get('client') or '?'} since {when} (txn {holder.get('txn')})"
+        by = f"{holder.get('who') or '?'} from {holder.get('client') or '?'} since {when}"
+        by += f" for {holder.get('what') or '?'} (txn {holder.get('txn')})"
         return HostError("locked", f"{self.name} is locked by {safe(by)}", lock=holder)
 
     def holder(self) -> JSON | None:
@@ -170,6 +181,7 @@ class Service:
             "txn": "",
             "who": "",
             "client": "",
+            "what": "",
             "since": 0.0,
             **(said if isinstance(said, dict) else {}),
             "alive": alive,
@@ -218,7 +230,8 @@ class Service:
                 private = Path(name).name in ("env", "process.json")
                 owner = (0, group) if private and group is not None else None
                 write_file(temp / name, data, 0o640 if owner else 0o600 if private else 0o644, owner)
-            write_json(temp / "generation.json", meta)
+            hashes = {name: digest(data) for name, data in files.items()}
+            write_json(temp / "generation.json", {**meta, "sha256": hashes})
             fsync_dir(temp)
             temp.rename(self.generation(n))
             fsync_dir(base)
@@ -267,10 +280,27 @@ class Service:
         if confirmed is None:
             foreign = now.kind != "none" or now.dropins or self.sup.show()["load"] not in ("not-found", "masked", "")
             return ["a unit of this name exists and is not ours"] if foreign else []
+        guarded = self.sup.name == "systemd" and (RUNTIME_UNITS / f"{self.name}.service.d" / GUARD).exists()
+        left = ["the guard of an earlier deploy is still there"] if guarded else []
         try:
-            return self.sup.form_of(confirmed).differs(now)
+            return [*self.sup.form_of(confirmed).differs(now), *left, *self.damaged(confirmed)]
         except HostError as damaged:
             return [damaged.message]
+
+    def require_whole(self, n: int, *names: str) -> None:
+        """Raise failed unless these files of generation ``n`` are as they were written: nothing else is installed."""
+        for line in self.damaged(n):
+            if line.split(" of generation ")[0] in names:
+                raise HostError("failed", line)
+
+    def damaged(self, n: int) -> list[str]:
+        """Which files of generation ``n`` are no longer as they were written, as far as we may read them."""
+        found, base = [], self.generation(n)
+        for name, sha in sorted((self.meta(n).get("sha256") or {}).items()):
+            path = base / name
+            if digest(read_bytes(path, 8 << 20)) != sha and (os.access(path, os.R_OK) or not path.exists()):
+                found.append(f"{name} of generation {n} was edited or is gone")
+        return found
 
     # disk
 

@@ -1,4 +1,4 @@
-"""How a service is run: by systemd, or by our own process supervisor."""
+"""How a service is run, and systemd's way of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
-import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -22,14 +20,15 @@ from .base import (
     make_dir,
     named,
     read_bytes,
-    read_json,
     remove,
     run,
     safe,
-    write_json,
 )
 from .form import Form, install_links, put_entry, read_entry
-from .system import boot_id, kill_all, pids, start_ticks
+from .system import kill_all, pids, start_ticks
+
+RUNTIME_UNITS = Path("/run/systemd/system")
+GUARD = "ddtree-guard.conf"  # the drop-in of guard.py
 
 if TYPE_CHECKING:
     from .service import Service
@@ -134,7 +133,7 @@ class Systemd(Supervisor):
             "load": got.get("LoadState", ""),
             "enabled": got.get("UnitFileState") or None,
             "fragment": got.get("FragmentPath") or None,
-            "dropin_paths": shlex.split(got.get("DropInPaths", "")),
+            "dropin_paths": [path for path in shlex.split(got.get("DropInPaths", "")) if Path(path).name != GUARD],
             "cgroup": got.get("ControlGroup") or None,
         }
 
@@ -180,10 +179,12 @@ class Systemd(Supervisor):
             dropins = {name: read_bytes(generation / "dropins" / name) for name in adopted["dropins"]}
             if (adopted["kind"] != "none" and unit is None) or None in dropins.values():
                 raise HostError("failed", f"generation {n} is not whole")
+            self.service.require_whole(n, "unit", *(f"dropins/{name}" for name in dropins))
             whole = {name: data for name, data in dropins.items() if data is not None}
             return Form(adopted["kind"], unit or b"", adopted["mode"], owner, whole, adopted["links"])
         if unit is None:
             raise HostError("failed", f"generation {n} has no unit")
+        self.service.require_whole(n, "unit")
         return Form("file", unit, links=install_links(self.service.unit_path, unit.decode(errors="replace")))
 
     def place(self, form: Form) -> None:
@@ -275,123 +276,3 @@ class Systemd(Supervisor):
             if time.monotonic() > deadline:
                 raise HostError("locked", f"ddtree-apply-{service.name} still runs")
             time.sleep(0.2)  # the last applier's unit goes away just after its lock
-
-
-class Process(Supervisor):
-    """Without systemd: `supervise` runs the engine. No promise over a reboot.
-
-    Every process of the engine carries ``DDTREE_SERVICE`` in its environment: so re-parented ones are found too.
-    """
-
-    name = "process"
-
-    @property
-    def marker(self) -> str:
-        return f"{self.service.root}:{self.service.name}"
-
-    def supervisor_pid(self) -> int | None:
-        """The live supervisor; a reused pid is told by its start time and the boot."""
-        known = read_json(self.service.run / "supervisor.json") or {}
-        pid = known.get("pid")
-        if isinstance(pid, int) and known.get("boot") == boot_id() and known.get("start") == start_ticks(pid):
-            return pid
-        return None
-
-    def show(self) -> JSON:
-        status = read_json(self.service.run / "status.json") or {}
-        state = status.get("state", "inactive")
-        if self.supervisor_pid() is None:
-            state = "inactive" if state == "inactive" else "failed"
-        alive = state in ("active", "activating")
-        return {
-            "state": state,
-            "sub": status.get("sub", "") if alive else "dead",
-            "pid": status.get("pid") if state == "active" else None,
-            "since_unix": status.get("since_unix") if state == "active" else None,
-            "restarts": status.get("restarts", 0),
-            "result": status.get("result", ""),
-            "load": "loaded" if self.service.unit_path.exists() else "not-found",
-            "enabled": None,
-            "fragment": str(self.service.unit_path) if self.service.unit_path.exists() else None,
-            "dropin_paths": [],
-            "cgroup": None,
-        }
-
-    def members(self) -> list[int]:
-        mark = b"DDTREE_SERVICE=" + self.marker.encode()
-        found = []
-        for pid in pids():
-            with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") and start_ticks(pid) is not None:
-                    found.append(pid)
-        return found
-
-    def now(self) -> Form:
-        return read_entry(self.service.unit_path)
-
-    def form_of(self, n: int) -> Form:
-        data = read_bytes(self.service.generation(n) / "process.json")
-        if data is None:
-            raise HostError("failed", f"generation {n} has no process.json")
-        return Form("file", data, 0o600)
-
-    def place(self, form: Form) -> None:
-        put_entry(self.service.unit_path, form)
-
-    def start(self, timeout: float, block: bool = True) -> None:
-        if self.supervisor_pid() is None:
-            done = run([*self.service.agent_argv("supervise")], timeout=min(timeout, 60))
-            if done.returncode != 0:
-                raise HostError("failed", f"supervise: {safe(done.stdout.strip() or done.stderr.strip())}")
-
-    def ask_stop(self, timeout: float, block: bool = True) -> None:
-        pid = self.supervisor_pid()
-        if pid is None and not (self.service.run / "status.json").exists():
-            return  # it never ran
-        if pid is not None:
-            os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + timeout
-            while self.supervisor_pid() == pid and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if self.supervisor_pid() == pid:
-                os.kill(pid, signal.SIGKILL)
-                kill_all(self.members)
-        write_json(self.service.run / "status.json", {"state": "inactive", "restarts": 0})
-
-    def verify(self, n: int) -> JSON:
-        spec = read_json(self.service.generation(n) / "process.json") or {}
-        argv, env = spec.get("argv"), spec.get("env", {})
-        if not (isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv)):
-            raise HostError("failed", "process.json: argv is not a list of words")
-        if not (isinstance(env, dict) and all(isinstance(value, str) for value in env.values())):
-            raise HostError("failed", "process.json: env is not an object of strings")
-        if not (argv[0].startswith("/") and os.access(argv[0], os.X_OK)):
-            raise HostError("failed", f"process.json: {argv[0]} is not an executable")
-        return {}
-
-    def log_mark(self) -> Any:
-        with contextlib.suppress(FileNotFoundError):
-            status = (self.service.run / "log").stat()
-            return [status.st_ino, status.st_size]
-        return [0, 0]
-
-    def log_since(self, mark: Any) -> tuple[list[str], Any]:
-        data = b""
-        for name in ("log.1", "log"):
-            with contextlib.suppress(FileNotFoundError), (self.service.run / name).open("rb") as file:
-                status = os.fstat(file.fileno())
-                if name == "log.1" and status.st_ino != mark[0]:
-                    continue
-                file.seek(mark[1] if status.st_ino == mark[0] else 0)
-                data += file.read(4 << 20)
-                mark = [status.st_ino, file.tell()]
-        keep = data.rfind(b"\n") + 1  # a line that is still being written is read next time
-        return data[:keep].decode(errors="replace").splitlines(), [mark[0], mark[1] - (len(data) - keep)]
-
-    def log_tail(self, lines: int) -> list[str]:
-        data = b"".join(read_bytes(self.service.run / name, 1 << 20, tail=True) or b"" for name in ("log.1", "log"))
-        return data.decode(errors="replace").splitlines()[-lines:]
-
-    def spawn(self, argv: list[str], txn: str, stop_s: float) -> None:
-        with (self.service.txn_dir(txn) / "applier.log").open("ab") as log:
-            subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True)

@@ -160,21 +160,26 @@ def verdict(service: Service, request: JSON) -> JSON:
 
 
 def record(service: Service, request: JSON) -> JSON:
-    """Keep a verdict from outside a deploy beside the confirmed generation's; what is confirmed stays so."""
+    """Keep a verdict from outside a deploy beside the confirmed generation's; what is confirmed stays so.
+
+    With ``note`` it is only journaled: a look too short to stand for, or against, the whole gate's verdict.
+    """
     n, given = integer(request.get("n"), "n"), member(request, "verdict", dict)
     if not isinstance(given.get("passed"), bool):
         raise HostError("usage", "verdict.passed is neither true nor false")
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
+    note = safe(member(request, "note", str, ""), cap=500)
     txn = f"record-{int(time.time())}-{secrets.token_hex(2)}"
-    with service.lock(txn, who, client):
+    with service.lock(txn, who, client, "a verdict"):
         state = service.state()
         if state["pending"] is not None:
             raise HostError("refused", "a deploy is unfinished: it has its own verdict")
         if state["confirmed"] != n:
             raise HostError("refused", f"the verdict is of generation {n}, confirmed is {state['confirmed']}")
-        write_json(service.generation(n) / "verified.json", {**given, "t": round(time.time(), 3)})
-        kind = safe(str(given.get("kind")), cap=40)
-        service.log(txn, "record", "note", who=who, client=client, generation=n, reason=f"verify-exactness: {kind}")
+        if not note:
+            write_json(service.generation(n) / "verified.json", {**given, "t": round(time.time(), 3)})
+        told = f"{note or 'verify-exactness'}: {safe(str(given.get('kind')), cap=40)}"
+        service.log(txn, "record", "note", who=who, client=client, generation=n, reason=told)
     return {"txn": txn, "generation": n}
 
 
@@ -185,7 +190,8 @@ def recover_verb(service: Service, request: JSON) -> JSON:
         signal.signal(ignored, signal.SIG_IGN)
     if not service.dir.is_dir():
         return {"result": "nothing", "generation": None}
-    with service.lock(f"recover-{os.getpid()}", str(request.get("who", "")), str(request.get("client", ""))):
+    who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
+    with service.lock(f"recover-{os.getpid()}", who, client, "recover"):
         return recover(service, reason, boot)
 
 
@@ -197,7 +203,7 @@ def power(service: Service, request: JSON) -> JSON:
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
     timeout = number(request.get("timeout_s", 60), "timeout_s", 1, 3600)
     txn = f"{verb}-{int(time.time())}-{secrets.token_hex(2)}"
-    with service.lock(txn, who, client):
+    with service.lock(txn, who, client, verb):
         if service.state()["pending"] is not None:
             raise HostError("refused", "a deploy is unfinished; recover it first")
         if verb in ("stop", "restart"):
@@ -222,7 +228,8 @@ def unlock(service: Service, request: JSON) -> JSON:
         )
     if TXN.fullmatch(str(txn)) and service.txn_dir(str(txn)).is_dir():
         with contextlib.suppress(OSError):  # on a full disk the applier ends without the reason
-            write_json(service.txn_dir(str(txn)) / "unlock.json", {"reason": f"unlocked: {reason}"})
+            by = {key: safe(str(request.get(key, "")), cap=100) for key in ("who", "client")}
+            write_json(service.txn_dir(str(txn)) / "unlock.json", {"reason": f"unlocked: {reason}", **by})
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + number(request.get("wait_s", 30), "wait_s", 0, 3600)
     while (now := service.holder()) and now["alive"] and now.get("pid") == pid and time.monotonic() < deadline:

@@ -139,6 +139,15 @@ def test_without_a_terminal_a_change_needs_yes(workspace: Path) -> None:
     assert "--yes" in refused.stderr
 
 
+def test_a_plan_file_leaves_nothing_else_to_say(workspace: Path, tmp_path: Path) -> None:
+    """What is no plan file is refused with its name, and so are options beside one."""
+    refused = ddtree(workspace, "deploy", str(tmp_path / "none.json"), "--yes")
+    assert refused.returncode == 2 and "none.json" in refused.stderr
+    for more in (["--host", "local"], ["--profile", "ar"], ["--overwrite"]):
+        both = ddtree(workspace, "deploy", "x.json", "--yes", *more)
+        assert both.returncode == 2 and "ddtree plan -o" in both.stderr
+
+
 def test_the_worst_exit_code_wins() -> None:
     order = [9, 5, 4, 8, 1, 7, 6, 3, 0]
     for better, other in itertools.combinations(order, 2):
@@ -246,14 +255,16 @@ def test_a_reader_that_went_away_stops_nothing() -> None:
     assert done.wait(60) == 42
 
 
-def test_ctrl_c_is_one_json_document_too(workspace: Path) -> None:
-    file = workspace / "inventories" / "ct200.yaml"
-    inventory = yaml.safe_load(file.read_text())
+@pytest.mark.parametrize(("verb", "hosts"), [("status", ["ct200"]), ("plan", ["ct200", "b300"])])
+def test_ctrl_c_is_one_json_document_too(workspace: Path, verb: str, hosts: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts and never says SSH-
-        inventory.update(address="127.0.0.1", port=silent.getsockname()[1])
-        file.write_text(yaml.safe_dump(inventory))
+        for name in hosts:
+            file = workspace / "inventories" / f"{name}.yaml"
+            inventory = yaml.safe_load(file.read_text())
+            inventory.update(address="127.0.0.1", port=silent.getsockname()[1])
+            file.write_text(yaml.safe_dump(inventory))
         client = subprocess.Popen(
-            [sys.executable, "-m", "ddtree_ops.cli", "status", "--host", "ct200", "--json"],
+            [sys.executable, "-m", "ddtree_ops.cli", verb, *(f"--host={name}" for name in hosts), "--json"],
             cwd=workspace,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -266,4 +277,4 @@ def test_ctrl_c_is_one_json_document_too(workspace: Path) -> None:
         out, err = client.communicate(timeout=30)
         connection.close()
     assert client.returncode == 130 and b"Traceback" not in err
-    assert json.loads(out)["hosts"][0]["error"]["exit_code"] == 130
+    assert [row["error"]["exit_code"] for row in json.loads(out)["hosts"]] == [130] * len(hosts)

@@ -19,10 +19,11 @@ import pytest
 
 from ddtree_ops.deploy.attend import Attendance
 from ddtree_ops.deploy.follow import STOOD_S, Follower
-from ddtree_ops.deploy.run import Session
+from ddtree_ops.deploy.session import Session
 from ddtree_ops.errors import Failed, Interrupted, Unreachable
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import init_workspace, load_workspace, resolve
+from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.transport import Transport, connect
 from tests.unit.host.box import Box, box_in
 
@@ -144,6 +145,52 @@ def test_a_killed_applier_is_recovered_by_who_attends(box: Box, session: Session
     end = attend(session, box.plan("txn-2"), killed, ui)
     assert (end["event"], end["generation"], box.who()) == ("recovered", 1, "txn-1")
     assert any("applier is gone" in line for line in ui.said)
+
+
+def test_a_host_that_restarts_before_it_accepted_the_plan_changed_nothing(box: Box, session: Session) -> None:
+    """The journal has the beginning, the state nothing, and our first connection died with the host."""
+    plan = box.plan("txn-2")
+    with Follower(
+        lambda: connect(session.deployment.host),
+        root=str(box.root),
+        service=box.service,
+        supervisor=box.supervisor,
+        unit_dir=box.unit_dir,
+        txn="txn-2",
+        lease_s=20,
+        give_up_s=60,
+        elevates=session.agent.elevates,
+    ) as ear:
+        (box.dir / "txn" / "txn-2").mkdir(parents=True)
+        with (box.dir / "journal.jsonl").open("a") as journal:
+            journal.write('{"t": 1, "txn": "txn-2", "step": "accept", "event": "begin"}\n')
+        attendance = Attendance(dead_link(session), plan, Quiet(), prove=nothing_to_say, for_host=lambda _: {})
+        end = attendance._attend(ear, interrupt=False)
+    assert (end["event"], end["generation"]) == ("unchanged", 1)
+    assert box.entries("txn-2")[-1]["event"] == "unchanged"
+
+
+def dead_link(session: Session) -> Session:
+    """Its transport is lost until it is dialled again."""
+
+    class Dead(Session):
+        lost = True
+
+        def reconnect(self) -> None:
+            super().reconnect()
+            self.lost = False
+
+        @property
+        def agent(self) -> Agent:  # type: ignore[override]
+            if self.lost:
+                raise Unreachable("the connection is lost")
+            return self._agent
+
+        @agent.setter
+        def agent(self, made: Agent) -> None:
+            self._agent = made
+
+    return Dead(session.deployment, session.transport)
 
 
 def test_decided_while_the_link_was_away_it_ends_as_the_journal_says(box: Box, session: Session) -> None:

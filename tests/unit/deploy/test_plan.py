@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddtree_ops.deploy.drift import find_drift, unproven
 from ddtree_ops.deploy.facts import Facts, facts
-from ddtree_ops.deploy.plan import find_drift, make_plan, seal, sha256, unproven
-from ddtree_ops.deploy.run import choose_rollback, require_free_port
+from ddtree_ops.deploy.plan import Known, Transfer, make_plan, seal, sha256
+from ddtree_ops.deploy.rollback import choose_rollback
+from ddtree_ops.deploy.run import require_free_port, require_leave
 from ddtree_ops.errors import Failed
 from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
 from ddtree_ops.units import render
@@ -176,7 +178,7 @@ def test_a_foreign_unit_is_drift_until_adopted(ct200: Deployment) -> None:
 def test_the_sealed_plan_names_what_it_expects(ct200: Deployment) -> None:
     seen = facts(deployed_host(ct200))
     plan = make_plan(with_profile(ct200, "b16k4"), RELEASE, seen)
-    sealed = seal(plan, ct200, txn="t1", author={"who": "ann"}, adopt=False, overwrite=False)
+    sealed = seal(plan, ct200, txn="t1", author={"who": "ann"})
     assert sealed["expect"] == {
         "state": {"confirmed": 3, "pending": None},
         "unit_sha256": seen.unit.sha256,
@@ -303,3 +305,102 @@ def test_what_was_edited_is_adopted_beside_the_generations(ct200: Deployment, ke
     reply["unit"]["sha256"] = "1" * 64
     plan = make_plan(ct200, RELEASE, facts(reply), adopt=True)
     assert (plan.adopts, plan.from_, plan.to) == (True, kept, tried)
+
+
+MINE = {"who": "ann", "workspace_commit": "b" * 40}
+
+
+@pytest.mark.parametrize(("ancestor", "refused"), [(True, False), (None, False), (False, True)])
+def test_what_came_from_commits_that_are_not_here_needs_overwrite(
+    ct200: Deployment, ancestor: bool | None, refused: bool
+) -> None:
+    """Another operator deployed from a branch of his own: a deploy from here would undo it unseen."""
+    reply = deployed_host(ct200)
+    reply["generation"]["meta"].update(workspace_commit="a" * 40, who="bob")
+    known = Known(author=MINE, ancestor=ancestor)
+    plan = make_plan(with_profile(ct200, "b16k4"), RELEASE, facts(reply), known=known)
+    assert (plan.behind is not None) == refused
+    if refused:
+        assert "a" * 12 in (plan.behind or "") and "bob" in (plan.behind or "") and "b" * 12 in (plan.behind or "")
+        with pytest.raises(Failed, match="not in the history of yours"):
+            require_leave(plan, facts(reply))
+    require_leave(
+        make_plan(with_profile(ct200, "b16k4"), RELEASE, facts(reply), known=known, overwrite=True), facts(reply)
+    )
+
+
+def test_nothing_to_change_is_nothing_to_refuse(ct200: Deployment) -> None:
+    plan = make_plan(ct200, RELEASE, facts(deployed_host(ct200)), known=Known(author=MINE, ancestor=False))
+    assert not plan.changes and plan.behind is None
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "restarts", "downtime"),
+    [("active", 12.5, True, 12.5), ("active", None, True, None), ("inactive", 12.5, False, 0.0)],
+)
+def test_the_plan_says_what_restarts_and_for_how_long(
+    ct200: Deployment, state: str, last: float | None, restarts: bool, downtime: float | None
+) -> None:
+    seen = facts(deployed_host(ct200, active={"state": state, "pid": 7}, last_downtime_s=last))
+    plan = make_plan(with_profile(ct200, "b16k4"), RELEASE, seen)
+    assert (plan.restarts is not None) == restarts and plan.downtime_s == downtime
+    profile = ct200.profile
+    assert plan.downtime_limit_s == (profile.stop_timeout_s + profile.load_timeout_s if restarts else 0)
+
+
+@pytest.mark.parametrize(
+    ("cannot", "guard", "said"),
+    [
+        (None, False, "it binds 127.0.0.1"),
+        ("", True, "IPAddressDeny=, tried on the host"),
+        ("no such luck", False, "serves unproven"),
+    ],
+)
+def test_the_plan_says_who_reaches_what_is_unproven(
+    ct200: Deployment, cannot: str | None, guard: bool, said: str
+) -> None:
+    plan = make_plan(ct200, RELEASE, facts(empty_host()), known=Known(cannot_guard=cannot))
+    assert plan.guard is guard and any(said in note for note in plan.notes)
+    assert seal(plan, ct200, txn="t1", author={})["guard"] is guard
+
+
+def test_the_diff_shows_the_environment_and_the_drop_ins_that_go(ct200: Deployment) -> None:
+    reply = deployed_host(ct200)
+    reply["unit"] |= {
+        "dropins": {f"{UNIT}.d/own.conf": "1" * 64},
+        "dropin_texts": {f"{UNIT}.d/own.conf": "[Service]\n"},
+    }
+    known = Known(old_env='LANG="C"\n', transfer=Transfer(3, 4096))
+    plan = make_plan(with_profile(ct200, "b16k4"), RELEASE, facts(reply), known=known, overwrite=True)
+    assert '-LANG="C"' in plan.diff and "-[Service]" in plan.diff and "b16k4" in plan.diff
+    told = plan.as_json()
+    assert told["transfer"] == {"files": 3, "bytes": 4096} and "files" not in told and told["from"] == 3
+
+
+@pytest.mark.parametrize(
+    ("unit", "drift", "line"),
+    [
+        ({"kind": "link", "sha256": None}, ["the unit was edited"], f"{UNIT} was replaced by a link"),
+        ({}, ["its links are ['x'], not ['y']"], "its links are ['x'], not ['y']"),
+        ({}, ["env of generation 3 was edited or is gone"], "env of generation 3 was edited or is gone"),
+        ({}, ["the guard of an earlier deploy is still there"], "the guard of an earlier deploy is still there"),
+    ],
+)
+def test_drift_that_the_host_itself_tells_is_shown(
+    ct200: Deployment, unit: dict[str, Any], drift: list[str], line: str
+) -> None:
+    reply = deployed_host(ct200, drift=drift)
+    reply["unit"] = {**reply["unit"], "path": UNIT, **unit}
+    assert find_drift(facts(reply), "systemd") == [line]
+
+
+def test_an_adopted_unit_that_was_edited_is_drift(ct200: Deployment) -> None:
+    reply = deployed_host(ct200, drift=["the unit was edited"])
+    reply["generation"] = {"n": 3, "meta": {"adopted": {"kind": "file"}}, "files": {}}
+    assert find_drift(facts(reply), "systemd") == ["the unit was edited"]
+
+
+def test_a_unit_of_the_distribution_is_drift(ct200: Deployment) -> None:
+    unit = {"path": UNIT, "fragment": "/usr/lib/systemd/system/x.service"}
+    seen = facts(empty_host(drift=["a unit of this name exists and is not ours"], unit=unit))
+    assert find_drift(seen, "systemd") == ["/usr/lib/systemd/system/x.service exists and ddtree did not make it"]

@@ -171,8 +171,9 @@ def test_unlock_ends_a_live_deploy(box: Box) -> None:
     seen = box.probe()
     assert (seen["lock"]["alive"], seen["lock"]["txn"], seen["lock"]["who"]) == (True, "txn-2", "ann")
     assert seen["unfinished"] == "txn-2"
-    assert box.call("unlock", reason="lunch")["released"]
-    assert box.end("txn-2")["reason"] == "gate: told to stop: unlocked: lunch"
+    assert seen["lock"]["what"] == "deploy to generation 2" and seen["lock"]["client"] == "desk"
+    assert box.call("unlock", reason="lunch", who="bob", client="sofa")["released"]
+    assert box.end("txn-2")["reason"] == "gate: told to stop by bob from sofa: unlocked: lunch"
     stands_on(box, 1, "txn-1")
     with pytest.raises(Refused, match="not in progress"):
         box.verdict("txn-2")
@@ -257,6 +258,45 @@ def test_rollback_goes_through_the_same_gate(box: Box) -> None:
     assert [(row["n"], row["confirmed"]) for row in told["generations"]] == [(1, True), (2, True)]
     with pytest.raises(Refused, match="generation 7 is missing"):
         box.call("apply", plan=box.plan("txn-4", action="rollback", generation=None, target=7))
+
+
+@pytest.mark.parametrize("name", ["process.json", "profile.json"])
+def test_a_damaged_generation_is_no_target(box: Box, name: str) -> None:
+    """What would be installed is not what was proven: refused while the service runs on."""
+    box.deploy("txn-1")
+    box.deploy("txn-2")
+    kept = box.dir / "generations" / "1" / name
+    kept.write_text(kept.read_text() + " ")
+    with pytest.raises(Refused, match=f"{name} of generation 1 was edited"):
+        box.call("apply", plan=box.plan("txn-3", action="rollback", generation=None, target=1))
+    stands_on(box, 2, "txn-2")
+
+
+def test_an_edited_file_of_the_generation_is_drift(box: Box) -> None:
+    """The unit names the environment file there: an edit of it works from the next restart on."""
+    box.deploy("txn-1")
+    kept = box.dir / "generations" / "1" / "profile.json"
+    kept.write_text("{} ")
+    assert box.probe()["drift"] == ["profile.json of generation 1 was edited or is gone"]
+    with pytest.raises(Refused, match="was edited or is gone"):
+        box.call("apply", plan=box.plan("txn-2"))
+    assert box.deploy("txn-3", overwrite=True)["event"] == "confirmed"
+    stands_on(box, 2, "txn-3")
+
+
+def test_a_short_look_is_journaled_and_stands_for_nothing(box: Box) -> None:
+    box.deploy("txn-1")
+    verdict = {"passed": True, "kind": "EXACT", "reasons": []}
+    box.call("record", n=1, verdict=verdict, who="ann", client="desk", note="short self-score")
+    assert box.probe()["verified"] is None
+    assert box.call("history")["history"][0]["reason"] == "short self-score: EXACT"
+
+
+def test_the_last_downtime_is_told(box: Box) -> None:
+    box.deploy("txn-1")
+    assert box.probe()["last_downtime_s"] is None
+    end = box.deploy("txn-2")
+    assert box.probe()["last_downtime_s"] == end["downtime_s"] > 0
 
 
 def test_a_stopped_service_stays_stopped_when_a_deploy_fails(box: Box) -> None:

@@ -1,0 +1,202 @@
+"""One host's service, connected: what a plan needs to know of it, and what comes before any change."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import getpass
+import socket
+import subprocess
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ddtree_ops import host as host_side
+from ddtree_ops.deploy.attend import Ui
+from ddtree_ops.deploy.drift import SWITCH_FILE
+from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.fitting import fitting, release_ids
+from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Known, Plan, Transfer, make_plan, model_paths, sha256
+from ddtree_ops.errors import Locked
+from ddtree_ops.model import Deployment, Profile
+from ddtree_ops.model.validate import is_loopback
+from ddtree_ops.release.cache import Cache
+from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.ship import LIST_TIMEOUT_S, staging_of
+from ddtree_ops.remote.transport import Transport, connect
+from ddtree_ops.units import render
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the operator allowed beyond the plain case."""
+
+    adopt: bool = False
+    overwrite: bool = False
+
+
+class Session:
+    """One host's service, connected: the transport and the agent."""
+
+    def __init__(self, deployment: Deployment, transport: Transport) -> None:
+        self.deployment = deployment
+        self._use(transport)
+
+    def _use(self, transport: Transport) -> None:
+        host = self.deployment.host
+        self.transport = transport
+        self.agent = Agent(
+            transport,
+            root=host.root,
+            service=self.deployment.service_name,
+            supervisor=host.supervisor,
+            unit_dir=UNIT_DIR,
+        )
+
+    def reconnect(self) -> None:
+        """Dial again in place of a link that is lost. Raises Unreachable."""
+        self.transport.close()
+        self._use(connect(self.deployment.host))
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+    def beside(self) -> Transport:
+        """One more connection to the host, for the caller to close. Raises Unreachable."""
+        return connect(self.deployment.host)
+
+    def probe(self, releases: Collection[str] = ()) -> Facts:
+        """One round trip, no write. ``releases``: ids to ask for."""
+        reply = self.agent.call(
+            "probe",
+            model_paths=model_paths(self.deployment),
+            releases=sorted(releases),
+            port=self.deployment.service.port,
+        )
+        return facts(reply)
+
+    def plan(self, options: Options) -> tuple[Plan, Facts]:
+        """Probe and compare; touches nothing. More round trips only where something changes.
+
+        Raises Failed for a host that no release of the profile's base fits.
+        """
+        deployment = self.deployment
+        ids = release_ids(deployment)
+        seen = self.probe(ids.values())
+        wanted = ids[fitting(deployment, seen.system).python]
+        known = Known(author=author(deployment.workspace_path))
+        made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
+        if not made.changes:
+            return made, seen
+        commit = (seen.generation.meta if seen.generation else {}).get("workspace_commit")
+        known = dataclasses.replace(
+            known,
+            ancestor=None if commit is None else is_ancestor(deployment.workspace_path, str(commit)),
+            transfer=None if wanted in seen.releases_installed else self._transfer(wanted),
+            cannot_guard=self.cannot_guard(deployment.profile),
+            old_env=self._old_env(seen, wanted),
+        )
+        return make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known), seen
+
+    def _transfer(self, release: str) -> Transfer:
+        """What the store lacks of a release that is built; of one that is not, nothing can be said."""
+        manifest = Cache().finished(release)
+        if manifest is None:
+            return Transfer(None, None)
+        sizes = {file["sha256"]: file["size"] for file in manifest["files"]}
+        offer = self.agent.call(
+            "missing", manifest=manifest, staging=staging_of(self.transport), timeout=LIST_TIMEOUT_S
+        )
+        lacks = set(offer["missing"]) - set(offer["complete"])
+        held = sum(size for sha, size in offer["partial"].items() if sha in lacks)
+        return Transfer(len(lacks), sum(sizes[sha] for sha in lacks) - held)
+
+    def cannot_guard(self, profile: Profile) -> str | None:
+        """None where the service itself listens on loopback only; else the host tries it with a transient unit."""
+        if is_loopback(profile.bind):
+            return None
+        if self.deployment.host.supervisor != "systemd":
+            return "there is no systemd to enforce it"
+        return str(self.agent.call("guard")["why"])
+
+    def _old_env(self, seen: Facts, release: str) -> str | None:
+        """The environment file of what runs, where it differs from the one rendered for the same generation."""
+        old = seen.generation
+        if old is None or old.adopted or SWITCH_FILE[self.deployment.host.supervisor] != "unit":
+            return None
+        same = render(self.deployment, release, old.n).files["env"]
+        if sha256(same) == old.files.get("env"):
+            return None
+        return str(self.agent.call("generation", n=old.n)["files"].get("env", ""))
+
+
+def open_session(deployment: Deployment) -> Session:
+    """Connect to the deployment's host; leaving the session's block closes the connection."""
+    return Session(deployment, connect(deployment.host))
+
+
+def author(workspace: Path) -> dict[str, Any]:
+    """Who deploys from where: recorded in the generation."""
+    commit = _git(workspace, "rev-parse", "HEAD")
+    return {
+        "who": getpass.getuser(),
+        "client": socket.gethostname(),
+        "workspace_commit": commit.stdout.strip() or None if commit.returncode == 0 else None,
+        "created": time.time(),
+    }
+
+
+def is_ancestor(workspace: Path, commit: str) -> bool:
+    """Whether the commit is HEAD or in its history. A commit that is not even here is not."""
+    return _git(workspace, "merge-base", "--is-ancestor", "--end-of-options", commit, "HEAD").returncode == 0
+
+
+def _git(workspace: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", "-C", str(workspace), *words], capture_output=True, text=True, check=False)
+
+
+def settle(session: Session, seen: Facts, ui: Ui) -> bool:
+    """Before a change: resolve an unfinished deploy. True when something was recovered and the probe is stale.
+
+    Raises Locked when somebody's deploy is alive.
+    """
+    if seen.lock is not None and seen.lock.alive:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen.lock.since))
+        raise Locked(
+            f"{session.deployment.host.name}: {session.deployment.service_name} is being deployed by "
+            f"{seen.lock.who or 'somebody'} from {seen.lock.client or '?'} since {since}: {seen.lock.what or '?'} "
+            f"(txn {seen.lock.txn})",
+            hint="wait for it, or end it with: ddtree unlock --reason '...'",
+        )
+    if seen.unfinished is None and seen.state.pending is None:
+        return False
+    ui.step(f"an earlier deploy ({seen.unfinished}) did not finish; recovering it first")
+    by = author(session.deployment.workspace_path)
+    session.agent.call(
+        "recover",
+        reason="a later deploy found it unfinished",
+        who=by["who"],
+        client=by["client"],
+        timeout=restore_limit_s(session.deployment),
+    )
+    return True
+
+
+def restore_limit_s(deployment: Deployment) -> float:
+    """How long a restore may take, in seconds: stop what is there, load what was there before."""
+    return deployment.profile.stop_timeout_s + deployment.profile.load_timeout_s + LEASE_S
+
+
+def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
+    """Install or refresh ``bin/ddtree-host`` when the host has another one."""
+    if seen.agent_sha256 == host_side.sha256():
+        return
+    ui.step("installing ddtree-host")
+    session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())
