@@ -388,7 +388,8 @@ def _decode(setting: Setting, prompts: list[int], tokens: int, debug: bool) -> d
         ]:
             return {"wrong": "lengths or bonus tokens"}
         commits += taken
-        if wrong := _wrong(server, got, lens, prompts):
+        wrong = _wrong(server, got, lens, prompts) or _other_logprobs(server, result, got, lens, prompts)
+        if wrong:
             return {"wrong": wrong, "commits": commits}
     shape = server.worker.executed_shape()
     return {"wrong": None, "commits": commits, "executed": [shape.nodes, shape.max_children, shape.max_depth]}
@@ -407,7 +408,7 @@ def _batch(setting: Setting, lens: list[int], bonus: list[int]) -> Any:
         forward_mode=ForwardMode.DECODE,
         is_extend_in_batch=False,
         has_grammar=False,
-        return_logprob=False,
+        return_logprob=True,
         spec_algorithm=SpeculativeAlgorithm.DDTREE,
         spec_info=draft_input,
         seq_lens=seq_lens.as_subclass(_Lengths),
@@ -445,6 +446,20 @@ def _wrong(server: Server, got: list[list[int]], lens: list[int], prompts: list[
             or loc[i, :count].tolist() != slots[where].tolist()
         ):
             return f"places of request {i}"
+    return None
+
+
+def _other_logprobs(
+    server: Server, result: Any, got: list[list[int]], lens: list[int], prompts: list[int]
+) -> str | None:
+    """The log-probabilities told of the step's tokens are the target's own, after the text before each."""
+    told = result.logits_output.next_token_logprobs
+    for i, count in enumerate(result.accept_lens.tolist()):
+        text = server.texts[i][: prompts[i]] + got[i]
+        rows = server.toy.dense(text[: lens[i]]).logits[-count:].log_softmax(-1)
+        wanted = rows.gather(1, torch.tensor(got[i][-count:]).unsqueeze(1)).squeeze(1)
+        if float((told[i, :count] - wanted).abs().max()) > 1e-3:
+            return f"logprobs of request {i}"
     return None
 
 
