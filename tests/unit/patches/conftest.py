@@ -37,11 +37,16 @@ def patched(patched_site: Path) -> Iterator[Tree]:
 
 
 @pytest.fixture(scope="session")
-def interpreted(patched_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    """As patched, with Triton's interpreter: kernels compute."""
+def triton_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     triton = triton_tree(tmp_path_factory.mktemp("triton"))
-    tree = Tree("interpreted", patched_site, triton)
+    yield triton
+    # 600 MB that pytest would keep for three sessions
+    shutil.rmtree(triton)
+
+
+@pytest.fixture(scope="session")
+def interpreted(patched_site: Path, triton_site: Path) -> Iterator[Tree]:
+    """As patched, with Triton's interpreter: kernels compute."""
+    tree = Tree("interpreted", patched_site, triton_site)
     yield tree
     tree.end()
-    # 400 MB that pytest would keep for three sessions
-    shutil.rmtree(triton)

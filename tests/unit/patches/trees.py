@@ -27,7 +27,7 @@ from ddtree_ops.release.workflow import stock
 
 ROOT = Path(__file__).parents[3]
 BASE = "sglang-0.5.17"
-TRITON_UNUSED = ("triton/backends/nvidia/bin/", "triton/backends/nvidia/lib/cupti/", "triton/instrumentation/")
+TRITON_UNUSED = ("triton/backends/nvidia/lib/cupti/", "triton/instrumentation/")
 
 
 class RaisedThereError(Exception):
@@ -102,9 +102,9 @@ def triton_tree(directory: Path) -> Path:
     pins = tuple(pin for pin in lock.pins if pin.name in ("triton", "numpy"))
     for wheel in fetch(replace(lock, pins=pins), Cache()):
         with zipfile.ZipFile(wheel) as archive:
-            # no compiler is called in the interpreter
-            names = [name for name in archive.namelist() if not name.startswith(TRITON_UNUSED)]
-            archive.extractall(directory, names)
+            archive.extractall(directory, [n for n in archive.namelist() if not n.startswith(TRITON_UNUSED)])
+    for program in directory.glob("triton/backends/nvidia/bin/*"):
+        program.chmod(0o755)
     return directory
 
 
