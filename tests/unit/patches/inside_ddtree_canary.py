@@ -17,7 +17,8 @@ def tree_of(width: int, levels: int) -> dict[str, Any]:
 
 
 def said(width: int, levels: int, requests: int, fault: str, bfloat16: bool = False) -> list[str]:
-    """What the canary says of a server whose attention has this fault; "none": of a right one."""
+    """What the canary says of a server whose attention has this fault. "none", "noise" and "a token ruled out" are
+    right ones."""
     from sglang.srt.speculative.ddtree_canary import canary_tree, run_canary
 
     tree, toy = canary_tree(width, levels, VOCABULARY), Toy(3)
@@ -53,8 +54,10 @@ def said(width: int, levels: int, requests: int, fault: str, bfloat16: bool = Fa
             rows = toy.forward(row, prefix + depths, attend).logits
             logits.append(rows.bfloat16().float() if bfloat16 else rows)
         out = torch.stack(logits)
-        if fault == "not finite":
+        if fault == "not a number":
             out[0, 1, 0] = float("nan")
+        elif fault == "a token ruled out":
+            out[..., 0] = float("-inf")
         # runs of one graph differ where atomics add up
         return out + (1e-7 * torch.randn(out.shape, generator=noise) if fault == "noise" else 0.0)
 

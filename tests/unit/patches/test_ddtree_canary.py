@@ -29,6 +29,7 @@ def test_the_trees_are_what_the_mask_can_hold(width: int, levels: int, patched: 
 def test_it_passes_what_is_right(width: int, levels: int, requests: int, bfloat16: bool, patched: Tree) -> None:
     assert patched(inside_ddtree_canary.said, width, levels, requests, "none", bfloat16) == []
     assert patched(inside_ddtree_canary.said, width, levels, requests, "noise", bfloat16) == []
+    assert patched(inside_ddtree_canary.said, width, levels, requests, "a token ruled out", bfloat16) == []
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_it_passes_what_is_right(width: int, levels: int, requests: int, bfloat1
         ("all blocked", "does not move nodes"),
         ("by index", "equal tokens at equal depth"),
         ("second request", "request 1"),
-        ("not finite", "not finite"),
+        ("not a number", "not numbers"),
     ],
 )
 @pytest.mark.parametrize("bfloat16", [False, True])

@@ -69,15 +69,17 @@ def run_canary(
     """
     tokens = torch.tensor([tree.tokens] * requests)
     base, again = forward(tokens).float(), forward(tokens).float()
-    if not bool(torch.isfinite(base).all()):
-        return ["logits of the canary are not finite"]
+    if bool(torch.isnan(base).any()):
+        return ["logits of the canary are not numbers"]
+    # a target may rule tokens out
+    base, again = _finite(base), _finite(again)
     noise = NOISE * float((again - base).abs().max())
     stays = max(noise, float(base.abs().max()) * (HALF_TOLERANCE if half else FULL_TOLERANCE))
     faults = []
     for request in range(requests):
         for one, other in tree.twins:
             apart = float((base[request, one] - base[request, other]).abs().max())
-            if apart > stays:
+            if not apart <= stays:
                 faults.append(
                     f"request {request}: nodes {one} and {other} have equal tokens at equal depth, their logits are "
                     f"{apart:.3g} apart"
@@ -86,19 +88,24 @@ def run_canary(
         for changed, below in ((1, tree.first[1:]), (0, everything)):
             other_token = tokens.clone()
             other_token[request, changed] = (tree.tokens[changed] + vocab_size // 2 + 1) % vocab_size
-            moved = (forward(other_token).float() - base).abs().amax(dim=-1)
+            moved = (_finite(forward(other_token).float()) - base).abs().amax(dim=-1)
             faults += _judge(moved, request, changed, below, noise, stays)
     return faults
 
 
+def _finite(logits: Tensor) -> Tensor:
+    return torch.nan_to_num(logits, nan=float("nan"), posinf=0.0, neginf=0.0)
+
+
 def _judge(moved: Tensor, request: int, changed: int, below: list[int], noise: float, stays: float) -> list[str]:
-    """moved: [requests, W], the largest change of each node's logits after `changed` got another token."""
+    """moved: [requests, W], the largest change of each node's logits after `changed` got another token; what is not a
+    number has moved where it must not, and not where it must."""
     what = f"request {request}: another token at node {changed}"
     still = [node for node in below if not float(moved[request, node]) > noise]
     faults = [f"{what} does not move nodes {still} below it"] if still else []
     rest = moved.clone()
     rest[request, [changed, *below]] = 0.0
-    if float(rest.max()) > stays:
+    if not float(rest.max()) <= stays:
         there, node = divmod(int(rest.argmax()), rest.shape[1])
         faults.append(f"{what} moves node {node} of request {there} by {float(rest.max()):.3g}, which is not below it")
     return faults
