@@ -6,23 +6,26 @@ import asyncio
 import json
 from pathlib import Path
 
-from ddtree_ops.exactness import GatePlan, Prompt, Verdict, builtin_prompts, run_gate
+from ddtree_ops.exactness import GatePlan, Kind, Prompt, Verdict, builtin_prompts, run_gate
 from ddtree_ops.exactness.golden import FORMAT, Golden, Identity, Recording
+from ddtree_ops.exactness.plan import Tree
 
-from .lab import Lab, Running
+from .lab import Lab, Running, Spec
 from .tokens import HeldOut
 
 NEW_TOKENS = 96
+BLOCK_SIZE = 8
+"""Of the pair's drafter."""
 TIME_LIMIT_S = 150.0
 
 
-def _prompts(held: list[HeldOut]) -> list[Prompt]:
+def gate_prompts(held: list[HeldOut]) -> list[Prompt]:
     """Half of the gate's own, and as many of the pair's held-out text, on which the drafter is good."""
     own = [Prompt(id=f"held-out-{i}", kind="held-out", input_ids=prompt.ids) for i, prompt in enumerate(held[:12])]
     return [*builtin_prompts()[::4], *own]
 
 
-def _plan(running: Running, prompts: list[Prompt], methods: tuple[str, ...], golden: Golden | None) -> GatePlan:
+def plan_of(running: Running, prompts: list[Prompt], methods: tuple[str, ...], golden: Golden | None) -> GatePlan:
     spec = running.spec
     exact = spec.dtype == "float32"
     return GatePlan(
@@ -40,25 +43,32 @@ def _plan(running: Running, prompts: list[Prompt], methods: tuple[str, ...], gol
         golden=golden if "golden" in methods else None,
         min_accept_length=2.0 if spec.algorithm != "none" else None,
         prompt_set="tests/gpu",
+        tree=tree_of(spec),
+        expect={"speculative_num_draft_tokens": spec.budget + 1} if spec.budget is not None else {},
     )
+
+
+def tree_of(spec: Spec) -> Tree | None:
+    if spec.algorithm == "none":
+        return None
+    return Tree(block_size=BLOCK_SIZE, budget=spec.budget, topk=spec.topk)
 
 
 async def run_gate_selection(lab: Lab, held: list[HeldOut], cases: dict[str, tuple[str, ...]], recorded: str) -> None:
     """``cases``: server -> methods; ``recorded``: the AR server whose answers are the golden."""
-    prompts = _prompts(held)
+    prompts = gate_prompts(held)
     recording = Recording()
     async with lab.hold(recorded) as (ar,):
-        verdict = await asyncio.to_thread(run_gate, _plan(ar, prompts, ("self-score", "replay"), None), None, recording)
-        _tell(lab, recorded, "recording", verdict)
-    identity = Identity(
-        model={}, dtype="float32", arch="", tp=1, engine_base="", prompts="tests/gpu", max_new_tokens=NEW_TOKENS
-    )
-    golden = Golden(format=FORMAT, identity=identity, prompts=recording.prompts)
+        verdict = await asyncio.to_thread(
+            run_gate, plan_of(ar, prompts, ("self-score", "replay"), None), None, recording
+        )
+        tell_verdict(lab, recorded, "recording", verdict)
+    golden = golden_of(recording, {})
 
     async def one(name: str, methods: tuple[str, ...]) -> None:
         async with lab.hold(name) as (running,):
-            verdict = await asyncio.to_thread(run_gate, _plan(running, prompts, methods, golden))
-        _tell(lab, name, "-and-".join(methods) or "default", verdict)
+            verdict = await asyncio.to_thread(run_gate, plan_of(running, prompts, methods, golden))
+        tell_verdict(lab, name, "-and-".join(methods) or "default", verdict)
 
     told = await asyncio.gather(*(one(name, methods) for name, methods in cases.items()), return_exceptions=True)
     for name, error in zip(cases, told, strict=True):
@@ -66,7 +76,18 @@ async def run_gate_selection(lab: Lab, held: list[HeldOut], cases: dict[str, tup
             lab.results.add("gate", name, "all", False, why=repr(error))
 
 
-def _tell(lab: Lab, name: str, case: str, verdict: Verdict) -> None:
+def golden_of(recording: Recording, verify_counts: dict[str, dict[str, int]]) -> Golden:
+    """verify_counts: by tree shape, of a server that is known to be right."""
+    identity = Identity(
+        model={}, dtype="float32", arch="", tp=1, engine_base="", prompts="tests/gpu", max_new_tokens=NEW_TOKENS
+    )
+    return Golden(format=FORMAT, identity=identity, prompts=recording.prompts, verify_counts=verify_counts)
+
+
+def tell_verdict(
+    lab: Lab, name: str, case: str, verdict: Verdict, selection: str = "gate", caught: bool = False
+) -> None:
+    """``caught``: right is a verdict that does not pass, for what it should not."""
     folder: Path = lab.results.evidence / "verdicts"
     folder.mkdir(exist_ok=True)
     folder.joinpath(f"{name}-{case}.json").write_text(json.dumps(verdict.to_json(), indent=1) + "\n")
@@ -79,4 +100,5 @@ def _tell(lab: Lab, name: str, case: str, verdict: Verdict) -> None:
         "reasons": [reason.code for reason in verdict.reasons if reason.effect != "note"],
         "gate_s": round(verdict.seconds, 1),
     }
-    lab.results.add("gate", name, case, verdict.passed(), **figures)
+    ok = verdict.kind is Kind.FAIL if caught else verdict.passed()
+    lab.results.add(selection, name, case, ok, **figures)

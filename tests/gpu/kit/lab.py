@@ -18,11 +18,27 @@ from .results import Results
 from .trees import Trees
 
 FIRST_PORT = 30000
+#: a fault of tests/gpu/faults -> the reference engine's nearest
+REFERENCE_FAULTS = {
+    "mask-rows-by-block-size": "mask-rows-by-block-size",
+    "mask-offset-of-second-request": "mask-of-first-request",
+    "mask-all-blocked": "mask-all-blocked",
+    "rope-by-index": "rope-by-index",
+    "stale-kv": "stale-kv",
+    "hidden-of-wrong-node": "draft-hidden-of-wrong-node",
+    "walk-past-mismatch": "walk-past-mismatch",
+    "pad-node-accepted": "pad-node-accepted",
+    "padded-rows-write-live-slots": "padded-rows-write-live-slots",
+    "lenient-acceptance": "lenient-acceptance",
+}
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A server to start. ``chunk``: prefill chunk in tokens; ``more``: further arguments as they are."""
+    """A server to start. ``chunk``: prefill chunk in tokens; ``slots``: of the KV pool; ``more``: further arguments as
+    they are. ``budget``, ``topk``: of a tree. ``faults``: names of tests/gpu/faults, planted into its SGLang.
+    ``starts``: False where the start-up canary must stop it. ``debug``: DDTREE's dear checks.
+    """
 
     name: str
     algorithm: str = "none"
@@ -33,6 +49,12 @@ class Spec:
     chunk: int | None = None
     tokenizer: bool = True
     more: tuple[str, ...] = ()
+    budget: int | None = None
+    topk: int | None = None
+    slots: int = 65536
+    faults: tuple[str, ...] = ()
+    starts: bool = True
+    debug: bool = False
 
     def arguments(self, pair: Path, port: int, nccl_port: int) -> list[str]:
         """For sglang.launch_server. A fixed number of KV slots: fractions of what is free race between servers."""
@@ -40,7 +62,8 @@ class Spec:
             *("--model-path", str(pair / "target"), "--host", "127.0.0.1", "--port", str(port)),
             *("--nccl-port", str(nccl_port), "--dtype", self.dtype, "--random-seed", "1"),
             *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
-            *("--mem-fraction-static", "0.5", "--max-total-tokens", "65536", "--max-running-requests", "40"),
+            *("--mem-fraction-static", "0.5", "--max-total-tokens", str(self.slots)),
+            *("--max-running-requests", "40"),
             "--disable-prefill-cuda-graph",
             *("--decode-log-interval", "400", "--watchdog-timeout", "240"),
         ]
@@ -51,6 +74,7 @@ class Spec:
         if self.algorithm != "none":
             words += ["--speculative-algorithm", self.algorithm.upper()]
             words += ["--speculative-draft-model-path", str(pair / "draft")]
+        words += self._tree()
         if not self.overlap:
             words += ["--disable-overlap-schedule"]
         if self.chunk is not None:
@@ -59,13 +83,23 @@ class Spec:
             words += ["--skip-tokenizer-init"]
         return [*words, *self.more]
 
+    def _tree(self) -> list[str]:
+        if self.budget is None:
+            return []
+        return ["--speculative-ddtree-budget", str(self.budget), "--speculative-ddtree-topk", str(self.topk)]
+
     def reference_arguments(self, pair: Path, port: int) -> list[str]:
-        """For ddtree_ops.engine, which stands in where there is no GPU."""
+        """For ddtree_ops.engine, which stands in where there is no GPU. It has faults of its own by other names, and
+        no canary that would stop it."""
         words = ["--model-path", str(pair / "target"), "--port", str(port), "--dtype", self.dtype]
         words += ["--max-running-requests", "40", "--num-threads", "1", "--log-level", "warning"]
         if self.algorithm != "none":
             words += ["--speculative-algorithm", self.algorithm.upper()]
             words += ["--speculative-draft-model-path", str(pair / "draft")]
+        words += self._tree()
+        for fault in self.faults:
+            if fault in REFERENCE_FAULTS:
+                words += ["--fault", REFERENCE_FAULTS[fault]]
         return words
 
 
@@ -114,10 +148,10 @@ class Lab:
                 command = [sys.executable, "-m", "ddtree_ops.engine", *spec.reference_arguments(self.pair, port)]
                 path = os.environ.get("PYTHONPATH", "")
             else:
-                stock = self.trees.stock if spec.stock else self.trees.patched
-                if stock is None:
+                tree = self.trees.stock if spec.stock else self.trees.planted(spec.faults)
+                if tree is None:
                     continue
-                path = stock
+                path = tree
                 command = [sys.executable, "-m", "sglang.launch_server"]
                 command += spec.arguments(self.pair, port, FIRST_PORT + 5000 + 10 * i)
             log = logs / f"{spec.name}.log"
@@ -125,12 +159,12 @@ class Lab:
                 file.write((" ".join(command) + "\n").encode())
                 file.flush()
                 process = subprocess.Popen(
-                    command, stdout=file, stderr=file, start_new_session=True, env=self._environment(path)
+                    command, stdout=file, stderr=file, start_new_session=True, env=self._environment(path, spec)
                 )
             url = f"http://127.0.0.1:{port}"
             self.servers[spec.name] = Running(spec, url, process, log, Asker(url))
 
-    def _environment(self, path: str) -> dict[str, str]:
+    def _environment(self, path: str, spec: Spec) -> dict[str, str]:
         caches = {
             "TRITON_CACHE_DIR": "triton",
             "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -139,6 +173,8 @@ class Lab:
             "SGLANG_CACHE_DIR": "sglang",
         }
         own = {name: str(self.caches / folder) for name, folder in caches.items()}
+        if spec.debug:
+            own["SGLANG_DDTREE_DEBUG"] = "1"
         return {**os.environ, **own, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
     async def watch(self) -> None:
@@ -157,7 +193,8 @@ class Lab:
             await asyncio.sleep(1.0)
         code = server.process.poll()
         server.failure = "not ready in time" if code is None else f"exit code {code}"
-        self.results.add("start", server.spec.name, "ready", False, why=server.failure, log=last_error(server.log))
+        if server.spec.starts:
+            self.results.add("start", server.spec.name, "ready", False, why=server.failure, log=last_error(server.log))
         server.ready.set()
 
     @contextlib.asynccontextmanager

@@ -134,7 +134,8 @@ async def run_logprobs(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...])
     for name in names:
         async with lab.hold(name) as (running,):
             await _greedy(lab, running, prompts[:32])
-            await _sampled(lab, running, prompts[:8])
+            if running.spec.algorithm != "ddtree":
+                await _sampled(lab, running, prompts[:8])
 
 
 async def _greedy(lab: Lab, running: Running, prompts: list[HeldOut]) -> None:

@@ -5,9 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from . import hostile, scoring, tokens
+from . import branching, churn, faulty, hostile, scoring, tokens
 from .lab import Lab, Spec
-from .trees import Trees
+from .trees import FAULTS, Trees
+
+PAIRS = ((7, 1), (8, 4), (16, 4), (16, 8), (24, 6), (32, 8), (48, 8), (63, 8), (64, 8), (65, 8))
+"""(budget, topk): a chain as a tree, the six of the sweep, and around a tile of 64 rows."""
+STOPPED = ("mask-rows-by-block-size", "mask-offset-of-second-request", "mask-all-blocked", "rope-by-index")
+"""Faults that the start-up canary must stop; the gate judges them where it is left out."""
+PLANTED = tuple(sorted(path.stem for path in FAULTS.glob("*.patch") if path.stem != "no-canary"))
+
+
+def _tree(name: str, budget: int, topk: int, dtype: str = "float32", **more: Any) -> Spec:
+    return Spec(name, "ddtree", dtype, budget=budget, topk=topk, **{"more": ("--enable-metrics",), **more})
+
+
+TREES = (
+    *(_tree(f"tree-{budget}-{topk}", budget, topk) for budget, topk in PAIRS),
+    _tree("tree-7-1-bf16", 7, 1, "bfloat16"),
+    _tree("tree-8-4-eager", 8, 4, graphs=False),
+    _tree("tree-64-8-eager", 64, 8, graphs=False),
+    # narrower than the drafter's block
+    _tree("tree-4-2", 4, 2),
+    _tree("tree-16-4-sync", 16, 4, overlap=False, chunk=64),
+    _tree("tree-16-4-chunk", 16, 4, chunk=64),
+    _tree("tree-16-4-small", 16, 4, slots=3000),
+    _tree("tree-32-8-debug", 32, 8, debug=True),
+    # SGLang's own watch over KV slots, which follows chains
+    _tree("tree-7-1-kv-canary", 7, 1, more=("--enable-metrics", "--kv-canary", "raise")),
+    _tree("tree-16-4-bf16", 16, 4, "bfloat16"),
+)
+FAULTY = (
+    *(_tree(f"fault-{name}", 16, 4, faults=(name, "no-canary")) for name in PLANTED),
+    *(_tree(f"stopped-{name}", 16, 4, faults=(name,), starts=False) for name in STOPPED),
+)
 
 SPECS = {
     spec.name: spec
@@ -24,20 +55,48 @@ SPECS = {
         Spec("dflash-bf16-eager", "dflash", "bfloat16", graphs=False),
         Spec("ar-bf16-stock", dtype="bfloat16", stock=True, tokenizer=False),
         Spec("dflash-bf16-stock", "dflash", "bfloat16", stock=True, tokenizer=False),
+        *TREES,
+        *FAULTY,
     )
 }
+CHAINS = tuple(name for name, spec in SPECS.items() if spec.algorithm != "ddtree")
+CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-7-1-kv-canary", "tree-4-2")
 #: selection -> the servers that it asks
 NEEDS: dict[str, tuple[str, ...]] = {
-    "tokens": tuple(SPECS),
-    "logprobs": ("ar-fp32", "dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16"),
+    "tokens": CHAINS,
+    "tree": (
+        *("ar-fp32", "dflash-fp32", "dflash-bf16-stock", "tree-7-1-bf16", "tree-8-4-eager", "tree-64-8-eager"),
+        *(f"tree-{budget}-{topk}" for budget, topk in PAIRS),
+    ),
+    "churn": ("ar-fp32", *CHURNED),
+    "refusals": ("tree-16-4",),
+    "faults": ("ar-fp32", "tree-16-4", *(spec.name for spec in FAULTY)),
+    "logprobs": (
+        "ar-fp32",
+        "dflash-fp32",
+        "dflash-fp32-eager",
+        "ar-bf16",
+        "dflash-bf16",
+        "tree-16-4",
+        "tree-16-4-bf16",
+    ),
     "scoring": (
         *("ar-fp32", "dflash-fp32", "dflash-fp32-sync", "dflash-fp32-chunk", "dflash-fp32-eager"),
-        *("dflash-bf16", "dflash-bf16-eager"),
+        *("dflash-bf16", "dflash-bf16-eager", "tree-16-4"),
     ),
     "noise": ("ar-bf16", "dflash-bf16", "ar-bf16-eager", "dflash-bf16-eager"),
-    "gate": ("ar-fp32", "dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16", "dflash-bf16-stock"),
-    "load": ("dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16"),
-    "requests": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16"),
+    "gate": (
+        "ar-fp32",
+        "dflash-fp32",
+        "dflash-fp32-eager",
+        "ar-bf16",
+        "dflash-bf16",
+        "dflash-bf16-stock",
+        "tree-16-4",
+        "tree-16-4-bf16",
+    ),
+    "load": ("dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16", "tree-16-4"),
+    "requests": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16", "tree-16-4"),
     "fatal": ("ar-bf16-stock", "dflash-bf16-stock"),
     "deploy": (),
 }
@@ -45,11 +104,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 def needed(selected: list[str], servers: list[str], trees: Trees | None) -> list[Spec]:
     """The servers to start, fewer where ``servers`` names some; stock ones only where there is a stock tree."""
-    unknown = [name for name in selected if name not in NEEDS and name != "all"]
+    unknown = [name for name in selected if name not in NEEDS]
     unknown += [name for name in servers if name not in SPECS]
     if unknown:
         raise SystemExit(f"run: {', '.join(unknown)}; selections: {', '.join(NEEDS)}; servers: {', '.join(SPECS)}")
-    wanted = {name for one, names in NEEDS.items() if one in selected or "all" in selected for name in names}
+    wanted = {name for one, names in NEEDS.items() if one in selected for name in names}
     stock = trees is not None and trees.stock is not None
     return [
         spec
@@ -72,14 +131,20 @@ def plan(
     gate: dict[str, tuple[str, ...]] = dict.fromkeys(there("gate"), ("self-score", "replay"))
     gate.pop("ar-fp32", None)
     for name in gate:
-        if name.startswith("dflash-fp32"):
+        if name.startswith(("dflash-fp32", "tree-16-4")) and SPECS[name].dtype == "float32":
             gate[name] = ("self-score", "replay", "golden")
     if "dflash-bf16-stock" in gate:
         gate["dflash-bf16-stock"] = ()
     asked = tuple(name for name in there("scoring") if name != "ar-fp32")
     work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
         "deploy": lambda: deployed.run_deploy(lab),
-        "tokens": lambda: tokens.run_tokens(lab, held, concurrency),
+        "tokens": lambda: tokens.run_tokens(lab, held, concurrency, there("tokens")),
+        "tree": lambda: branching.run_tree(lab, held, there("tree"), concurrency),
+        "churn": lambda: churn.run_churn(lab, held, tuple(n for n in there("churn") if n != "ar-fp32"), "ar-fp32"),
+        "refusals": lambda: churn.run_refusals(lab, there("refusals")),
+        "faults": lambda: faulty.run_faults(
+            lab, held, tuple(name for name in there("faults") if SPECS[name].faults), "ar-fp32", "tree-16-4"
+        ),
         "logprobs": lambda: scoring.run_logprobs(lab, held, there("logprobs")),
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
         "noise": lambda: tokens.run_noise(lab, held, there("noise"), "ar-bf16", (8, 32)),
@@ -88,4 +153,4 @@ def plan(
         "requests": lambda: hostile.run_requests(lab, there("requests")),
         "fatal": lambda: hostile.run_fatal(lab, there("fatal")),
     }
-    return {name: begin() for name, begin in work.items() if name in selected or "all" in selected}
+    return {name: begin() for name, begin in work.items() if name in selected}

@@ -30,12 +30,23 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Round:
-    """What one server answered at one concurrency; ``outputs`` has None where a request failed."""
+    """What one server answered at one concurrency; ``outputs`` and ``steps`` (verify steps of each request) have None
+    where a request failed. ``drafts``: accepted ones, those behind the length limit included."""
 
     outputs: list[list[int] | None]
     seconds: float
-    verify_steps: int
+    steps: list[int | None]
+    drafts: int
     troubles: list[str]
+
+    @property
+    def verify_steps(self) -> int:
+        return sum(step for step in self.steps if step)
+
+    @property
+    def commit_length(self) -> float | None:
+        """Tokens that a verify step commits, as the reference engine's measure counts them."""
+        return 1 + self.drafts / self.verify_steps if self.verify_steps else None
 
     @property
     def tokens(self) -> int:
@@ -55,22 +66,24 @@ async def ask_all(
     where an earlier round left prompts and outputs."""
     gate = asyncio.Semaphore(concurrency)
     outputs: list[list[int] | None] = [None] * len(prompts)
-    steps, troubles = 0, []
+    steps: list[int | None] = [None] * len(prompts)
+    drafts, troubles = 0, []
     key = key or fresh_key()
 
     async def one(i: int) -> None:
-        nonlocal steps
+        nonlocal drafts
         async with gate:
             answer = await ask.generate(prompts[i], tokens, extra_key=f"{key}-{i}")
         if answer.status == 200:
             outputs[i] = answer.ids
-            steps += answer.meta.get("spec_verify_ct") or 0
+            steps[i] = answer.meta.get("spec_verify_ct") or 0
+            drafts += answer.meta.get("spec_num_correct_drafts") or 0
         else:
             troubles.append(f"{answer.status} {answer.text[:120]}")
 
     begun = time.monotonic()
     await asyncio.gather(*(one(i) for i in range(len(prompts))))
-    return Round(outputs, time.monotonic() - begun, steps, troubles)
+    return Round(outputs, time.monotonic() - begun, steps, drafts, troubles)
 
 
 def fresh_key() -> str:
@@ -83,7 +96,7 @@ def differing(one: Round, other: list[list[int] | None]) -> tuple[int, int]:
     return len(pairs), sum(a != b for a, b in pairs)
 
 
-async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int, ...]) -> None:
+async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int, ...], names: tuple[str, ...]) -> None:
     rounds: dict[tuple[str, int], Round] = {}
 
     async def server(name: str) -> None:
@@ -94,8 +107,8 @@ async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int,
                 rounds[name, concurrency] = got
                 _tell(lab, running, concurrency, got, some)
 
-    told = await asyncio.gather(*(server(name) for name in lab.servers), return_exceptions=True)
-    for name, error in zip(lab.servers, told, strict=True):
+    told = await asyncio.gather(*(server(name) for name in names), return_exceptions=True)
+    for name, error in zip(names, told, strict=True):
         if isinstance(error, BaseException):
             lab.results.add("tokens", name, "all", False, why=repr(error))
     outputs = {f"{name}-c{c}": got.outputs for (name, c), got in rounds.items()}

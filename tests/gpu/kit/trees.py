@@ -8,20 +8,43 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+FAULTS = Path(__file__).parents[1] / "faults"
+
 
 @dataclass(frozen=True)
 class Trees:
-    """PYTHONPATH of SGLang as patched here and, where the archive has it, as released."""
+    """PYTHONPATH of SGLang as patched here and, where the archive has it, as released. ``work``: for more of them."""
 
     patched: str
     stock: str | None
+    work: Path
+
+    def planted(self, faults: tuple[str, ...]) -> str:
+        """PYTHONPATH of SGLang as patched here, and with these faults. Raises Failed for one that does not fit."""
+        if not faults:
+            return self.patched
+        from ddtree_ops.release.udiff import apply_diff, parse_diff, split_patch
+
+        first, *rest = self.patched.split(os.pathsep)
+        site = self.work / "-and-".join(faults)
+        if not site.is_dir():
+            kept = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(Path(first) / "sglang", site / "sglang", copy_function=os.link, ignore=kept)
+            for fault in faults:
+                for diff in parse_diff(split_patch((FAULTS / f"{fault}.patch").read_bytes())[1], fault):
+                    file = site / diff.path
+                    changed = apply_diff(diff, file.read_bytes(), fault)
+                    # the name is a link to the tree's own file
+                    file.unlink()
+                    file.write_bytes(changed)
+        return os.pathsep.join([str(site), *(rest or [first])])
 
 
 def unpack(engine: Path, work: Path) -> Trees:
     """``engine``: an archive of tests/gpu/bundle, or the site-packages of a release (which has no stock tree)."""
-    if engine.is_dir():
-        return Trees(str(engine), None)
     work.mkdir(parents=True, exist_ok=True)
+    if engine.is_dir():
+        return Trees(str(engine), None, work)
     subprocess.run(["tar", "-C", str(work), "-xJf", str(engine)], check=True)
     site, changed, merged = work / "site", work / "patched", work / "merged"
     shutil.copytree(site / "sglang", merged / "sglang", copy_function=os.link)
@@ -30,4 +53,4 @@ def unpack(engine: Path, work: Path) -> Trees:
         target.unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
-    return Trees(f"{merged}:{site}", str(site))
+    return Trees(f"{merged}:{site}", str(site), work)

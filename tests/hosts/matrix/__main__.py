@@ -61,7 +61,7 @@ class Runner:
             hosts = []
             for _ in range(3 if kind == "fleet" else 1):
                 self._made += 1
-                hosts.append(self.lab.host(f"m{self._made}"))
+                hosts.append(self.lab.host(f"m{self._made:02}"))  # in this order by name, too
         base = "reference" if kind == "reference" else "scripted"
         world = World(hosts[0], self.folder / hosts[0].name, base=base, others=hosts[1:])
         while time.monotonic() < self.until:

@@ -12,6 +12,7 @@ def configured(**arguments: Any) -> Iterator[Any]:
     """As if a server had been started with these arguments, on one rank."""
     from sglang.srt.runtime_context import get_context, get_parallel
 
-    one = {f"{group}_{kind}": int(kind == "size") for group in ("tp", "pp", "attn_tp") for kind in ("size", "rank")}
+    groups = ("tp", "pp", "attn_tp", "moe_ep")
+    one = {f"{group}_{kind}": int(kind == "size") for group in groups for kind in ("size", "rank")}
     with get_context().override_server_args(**arguments) as server_args, get_parallel().override(**one):
         yield server_args

@@ -22,7 +22,7 @@ def _stages(layers: int, size: int, uneven: str | None) -> list[tuple[int, int]]
     return [get_pp_indices(layers, rank, size) for rank in range(size)]
 
 
-def _backend(pool: Any, v_head_dim: int, window: int | None, arch: Any) -> Any:
+def _backend(pool: Any, v_head_dim: int, window: int | None, arch: Any, arguments: dict[str, Any] | None = None) -> Any:
     """A backend made by its own ``__init__`` for a runner that has nothing but what that reads."""
     from sglang.srt.configs.model_config import AttentionArch
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
@@ -55,7 +55,7 @@ def _backend(pool: Any, v_head_dim: int, window: int | None, arch: Any) -> Any:
             triton_attention_split_tile_size=None,
         ),
     )
-    with configured():
+    with configured(**(arguments or {})):
         return TritonAttnBackend(runner)
 
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddtree_ops.data import data_dir
 from ddtree_ops.release.cache import Cache
+from ddtree_ops.release.fetch import fetch
+from ddtree_ops.release.lock import load_lock
 from ddtree_ops.release.patchset import load_patchset
 from ddtree_ops.release.workflow import stock
 
 ROOT = Path(__file__).parents[3]
 BASE = "sglang-0.5.17"
+TRITON_UNUSED = ("triton/backends/nvidia/lib/cupti/", "triton/instrumentation/")
 
 
 class RaisedThereError(Exception):
@@ -33,10 +39,14 @@ class RaisedThereError(Exception):
 
 
 class Tree:
-    """A directory with SGLang in it and, from the first question on, a Python that has imported from there."""
+    """A directory with SGLang in it and, from the first question on, a Python that has imported from there.
 
-    def __init__(self, name: str, site: Path) -> None:
-        self.name, self.site = name, site
+    ``triton``: a directory with Triton and its numpy; kernels then run in Triton's interpreter. Without it there is no
+    Triton, whatever is installed beside pytest.
+    """
+
+    def __init__(self, name: str, site: Path, triton: Path | None = None) -> None:
+        self.name, self.site, self.triton = name, site, triton
         self._child: subprocess.Popen[str] | None = None
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -56,7 +66,10 @@ class Tree:
         words = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
         # No other word of the environment: SGLang and torch take dozens of settings from there.
         environment = {word: os.environ[word] for word in words if word in os.environ}
-        environment |= {"PYTHONPATH": f"{self.site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+        places = [self.site, ROOT] if self.triton is None else [self.site, self.triton, ROOT]
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
+        if self.triton is not None:
+            environment["TRITON_INTERPRET"] = "1"
         return subprocess.Popen(
             [sys.executable, "-m", "tests.unit.patches.child"],
             stdin=subprocess.PIPE,
@@ -77,6 +90,21 @@ def stock_tree(directory: Path) -> Path:
     for path, content in stock(BASE, "3.12", Cache()).files.items():
         if path.startswith("sglang/") and not path.startswith("sglang/multimodal_gen/"):
             _write(directory / path, content)
+    return directory
+
+
+def triton_tree(directory: Path) -> Path:
+    """Triton and the numpy that its interpreter bears, as the base's lock has them (190 MB, once), by pip or the cache.
+
+    Raises UsageError where the base is not locked for this Python, Failed with what pip says.
+    """
+    lock = load_lock(BASE, ".".join(platform.python_version_tuple()[:2]))
+    pins = tuple(pin for pin in lock.pins if pin.name in ("triton", "numpy"))
+    for wheel in fetch(replace(lock, pins=pins), Cache()):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(directory, [n for n in archive.namelist() if not n.startswith(TRITON_UNUSED)])
+    for program in directory.glob("triton/backends/nvidia/bin/*"):
+        program.chmod(0o755)
     return directory
 
 

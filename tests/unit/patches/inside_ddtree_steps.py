@@ -1,0 +1,157 @@
+"""Inside a tree's Python with Triton's interpreter: whole decode steps of the server of toy_server, and its start."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from .configured import configured
+from .planting import plant
+from .toy import VOCABULARY, Toy
+from .toy_server import Server, Setting, dense_kv
+
+
+class _Absent(SimpleNamespace):
+    """A scheduler's batch: what is not set is not wanted."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+class _Lengths(torch.Tensor):
+    def record_stream(self, stream: object) -> None:
+        pass
+
+
+def decoded(setting: dict[str, int], prompts: list[int], tokens: int, fault: str | None = None) -> dict[str, Any]:
+    """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
+
+    {"wrong": first difference from AR's text, the pool, the appended features, or None, "commits": tokens a step and
+    request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
+    checks are then off, so that the fault goes as far as it does in service.
+    """
+    restore = plant(fault) if fault else lambda: None
+    try:
+        with configured(**Setting(**setting).arguments()), torch.inference_mode():
+            return _decode(Setting(**setting), prompts, tokens, fault is None)
+    finally:
+        restore()
+
+
+def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]:
+    """The start-up canary: what it says, None when it passes, and what it leaves behind of the table."""
+    restore = plant(fault) if fault else lambda: None
+    try:
+        with configured(**Setting(**setting).arguments()), torch.inference_mode():
+            server = Server(Setting(**setting), Toy(5), 9, False)
+            server.runner.war_fastpath_read_done_event = "the canary's"
+            said = None
+            try:
+                server.worker._run_canary()
+            except RuntimeError as error:
+                said = str(error)
+            same = torch.equal(server.table, server.true_table)
+            return {"said": said, "table": same, "event": server.runner.war_fastpath_read_done_event}
+    finally:
+        restore()
+
+
+def _decode(setting: Setting, prompts: list[int], tokens: int, debug: bool) -> dict[str, Any]:
+    toy = Toy(5)
+    server = Server(setting, toy, 9, debug)
+    beginnings = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(length)] for i, length in enumerate(prompts)]
+    server.texts = [toy.greedy(prompt, tokens + 3 * setting.block) for prompt in beginnings]
+    for row, prompt in enumerate(beginnings, 1):
+        server.prefill(row, prompt)
+    lens = list(prompts)
+    got = [[text[length]] for text, length in zip(server.texts, prompts, strict=True)]
+    commits: list[int] = []
+    while min(len(g) for g in got) < tokens:
+        result = server.worker.forward_batch_generation(_batch(setting, lens, [g[-1] for g in got]))
+        out = result.next_token_ids.view(len(lens), result.speculative_num_draft_tokens).tolist()
+        taken = result.accept_lens.tolist()
+        for i, count in enumerate(taken):
+            got[i] += out[i][:count]
+            lens[i] += count
+        if result.new_seq_lens.tolist() != lens or result.next_draft_input.bonus_tokens.tolist() != [
+            g[-1] for g in got
+        ]:
+            return {"wrong": "lengths or bonus tokens"}
+        commits += taken
+        wrong = _wrong(server, got, lens, prompts) or _other_logprobs(server, result, got, lens, prompts)
+        if wrong:
+            return {"wrong": wrong, "commits": commits}
+    shape = server.worker.executed_shape()
+    return {"wrong": None, "commits": commits, "executed": [shape.nodes, shape.max_children, shape.max_depth]}
+
+
+def _batch(setting: Setting, lens: list[int], bonus: list[int]) -> Any:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    seq_lens = torch.tensor(lens)
+    draft_input = make_draft_input_v2(bonus_tokens=torch.tensor(bonus), new_seq_lens=seq_lens)
+    draft_input.reserved_seq_lens_cpu = seq_lens + 2 * max(setting.width, setting.block)
+    draft_input.reserved_seq_lens_sum = int(draft_input.reserved_seq_lens_cpu.sum())
+    return _Absent(
+        forward_mode=ForwardMode.DECODE,
+        is_extend_in_batch=False,
+        has_grammar=False,
+        return_logprob=True,
+        spec_algorithm=SpeculativeAlgorithm.DDTREE,
+        spec_info=draft_input,
+        seq_lens=seq_lens.as_subclass(_Lengths),
+        req_pool_indices=torch.arange(1, len(lens) + 1),
+        sampling_info=SimpleNamespace(is_all_greedy=True),
+        reqs=[],
+        batch_size=lambda: len(lens),
+    )
+
+
+def _wrong(server: Server, got: list[list[int]], lens: list[int], prompts: list[int]) -> str | None:
+    """The texts, the KV behind them, and what the last step gave the drafter."""
+    hidden, loc, positions, commit_lens = server.appended[-1]
+    block = server.setting.block
+    for i, text in enumerate(server.texts):
+        mine = text[: prompts[i]] + got[i]
+        if mine != text[: len(mine)]:
+            return f"text of request {i}: {mine} is not {text[: len(mine)]}"
+        slots = server.true_table[i + 1, : lens[i]].long()
+        for layer, (k, v) in enumerate(dense_kv(server.toy, mine[: lens[i]])):
+            apart = max(
+                float((server.pool.k_buffer[layer][slots] - k).abs().max()),
+                float((server.pool.v_buffer[layer][slots] - v).abs().max()),
+            )
+            if apart > 1e-4:
+                return f"KV of request {i}, layer {layer}: {apart:.3g} apart"
+        count = int(commit_lens[i])
+        features = server.toy.dense(mine[: lens[i]]).features[-count:]
+        rows = hidden.view(len(lens), block, -1)[i, :count]
+        if float((rows - features).abs().max()) > 1e-3:
+            return f"features of request {i}"
+        where = list(range(lens[i] - count, lens[i]))
+        if (
+            positions.view(len(lens), block)[i, :count].tolist() != where
+            or loc[i, :count].tolist() != slots[where].tolist()
+        ):
+            return f"places of request {i}"
+    return None
+
+
+def _other_logprobs(
+    server: Server, result: Any, got: list[list[int]], lens: list[int], prompts: list[int]
+) -> str | None:
+    """The log-probabilities told of the step's tokens are the target's own, after the text before each."""
+    told = result.logits_output.next_token_logprobs
+    for i, count in enumerate(result.accept_lens.tolist()):
+        text = server.texts[i][: prompts[i]] + got[i]
+        rows = server.toy.dense(text[: lens[i]]).logits[-count:].log_softmax(-1)
+        wanted = rows.gather(1, torch.tensor(got[i][-count:]).unsqueeze(1)).squeeze(1)
+        if float((told[i, :count] - wanted).abs().max()) > 1e-3:
+            return f"logprobs of request {i}"
+    return None

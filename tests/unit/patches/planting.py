@@ -1,0 +1,36 @@
+"""Inside a tree's Python: faults of tests/gpu/faults in the modules that are running."""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def plant(patch: str) -> Any:
+    """Run the changed text of overlay modules in their place, as a server of the patched tree would; how to undo it."""
+    from ddtree_ops.release.udiff import apply_diff, parse_diff, split_patch
+
+    undo: list[tuple[Any, dict[str, Any]]] = []
+    for diff in parse_diff(split_patch(Path(patch).read_bytes())[1], Path(patch).name):
+        module = importlib.import_module(diff.path.removesuffix(".py").replace("/", "."))
+        changed = apply_diff(diff, Path(str(module.__file__)).read_bytes(), Path(patch).name).decode()
+        place = f"<{Path(patch).name}>"
+        # Triton reads the source of what it interprets.
+        linecache.cache[place] = (len(changed), None, changed.splitlines(keepends=True), place)
+        before = dict(vars(module))
+        undo.append((module, before))
+        exec(compile(changed, place, "exec"), vars(module))
+        # Whoever has imported a function from there has the old one.
+        for other in [m for name, m in sys.modules.items() if name.startswith("sglang.srt.speculative.ddtree_")]:
+            names = {n: v for n, v in vars(other).items() if n in before and v is before[n] and other is not module}
+            undo.append((other, names))
+            vars(other).update({name: vars(module)[name] for name in names})
+
+    def restore() -> None:
+        for module, names in reversed(undo):
+            vars(module).update(names)
+
+    return restore

@@ -1,0 +1,60 @@
+"""10-ddtree-arguments: requests that a greedy tree cannot serve exactly get a 400 that names what they asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from . import inside_ddtree_arguments, inside_requests
+from .trees import Tree
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "temperature above 0": {"temperature": 0.7},
+    "frequency_penalty": {"frequency_penalty": 0.5},
+    "presence_penalty": {"presence_penalty": -0.5},
+    "repetition_penalty": {"repetition_penalty": 1.1},
+    "min_new_tokens": {"min_new_tokens": 2},
+    "logit_bias": {"logit_bias": {"3": 1.0}},
+    "json_schema": {"json_schema": "{}"},
+    "regex": {"regex": "a+"},
+    "ebnf": {"ebnf": "root ::= 'a'"},
+    "structural_tag": {"structural_tag": "{}"},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "custom_logit_processor": {"custom_logit_processor": "processor"},
+    "return_hidden_states": {"return_hidden_states": True},
+    "return_sampling_mask": {"return_sampling_mask": True},
+    "input embeddings": {"input_embeds": [[0.0]]},
+}
+
+
+def wanted(*names: str) -> str:
+    return f"DDTREE speculative decoding does not support {', '.join(names)} yet."
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampling_that_is_not_greedy_is_named(name: str, patched: Tree) -> None:
+    assert patched(inside_ddtree_arguments.refused_request, SAMPLING[name], {}) == wanted(name)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_wishes_are_named(name: str, patched: Tree) -> None:
+    assert patched(inside_ddtree_arguments.refused_request, {}, MORE[name]) == wanted(name)
+
+
+def test_all_that_is_asked_is_named_at_once(patched: Tree) -> None:
+    both = {**SAMPLING["temperature above 0"], **SAMPLING["regex"]}
+    assert patched(inside_ddtree_arguments.refused_request, both, {}) == wanted("temperature above 0", "regex")
+
+
+@pytest.mark.parametrize("more", [{}, {"return_logprob": True}])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_k": 1}, {"top_p": 0.5, "stop_token_ids": [3]}])
+def test_greedy_requests_are_served_logprobs_too(sampling: dict[str, Any], more: dict[str, Any], patched: Tree) -> None:
+    assert patched(inside_ddtree_arguments.refused_request, sampling, more) is None
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_prompt_scoring_is_queued(tokens: int, patched: Tree) -> None:
+    asked = {"max_new_tokens": tokens, "return_logprob": True, "logprob_start_len": 1, "top_logprobs_num": 2}
+    assert patched(inside_requests.queued, "DDTREE", asked)["aborted"] is None

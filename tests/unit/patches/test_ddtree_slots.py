@@ -1,0 +1,26 @@
+"""13-ddtree-slots: a step's slots are reserved, and a row of req_to_token has room for them at the context limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import inside_ddtree_figures
+from .inside_ddtree_figures import CONTEXT
+from .inside_ddtree_graphs import tree
+from .trees import Tree
+
+
+@pytest.mark.parametrize(("budget", "slots"), [(3, 8), (7, 8), (16, 17), (64, 65)])
+def test_a_step_takes_the_tree_and_no_less_than_the_block(budget: int, slots: int, patched: Tree) -> None:
+    told = patched(inside_ddtree_figures.reserved, tree(budget), CONTEXT - 1)
+    assert told["end"] == CONTEXT - 1 + 2 * slots
+    assert told["admitted"] == 2 * slots
+    assert told["row"] >= told["end"] + 4 - 1
+
+
+def test_stock_reserves_beyond_its_row(stock: Tree, patched: Tree) -> None:
+    """And DFLASH itself is left as it is."""
+    chain = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 17}
+    told = stock(inside_ddtree_figures.reserved, chain, CONTEXT - 1)
+    assert told["end"] > told["row"]
+    assert patched(inside_ddtree_figures.reserved, chain, CONTEXT - 1) == told

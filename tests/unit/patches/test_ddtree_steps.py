@@ -1,0 +1,76 @@
+"""overlay ddtree_worker: whole decode steps, exact against the target's own text, metadata captured and not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.release.udiff import apply_diff, parse_diff, split_patch
+
+from . import inside_ddtree_steps
+from .trees import ROOT, Tree
+
+FAULTS = ROOT / "tests" / "gpu" / "faults"
+OVERLAY_FAULTS = (
+    "mask-rows-by-block-size",
+    "mask-offset-of-second-request",
+    "mask-all-blocked",
+    "rope-by-index",
+    "stale-kv",
+    "hidden-of-wrong-node",
+    "walk-past-mismatch",
+    "pad-node-accepted",
+    "lenient-acceptance",
+)
+
+EAGER, CAPTURED = 0, 3
+PAIRS = [(4, 6, 3), (4, 3, 1), (6, 2, 2), (4, 12, 4)]
+"""(block, budget, topk): a tree, a chain as a tree, a tree narrower than the block, a wide one."""
+
+
+def setting(block: int, budget: int, topk: int, graphs: int) -> dict[str, int]:
+    return {"block": block, "budget": budget, "topk": topk, "graphs": graphs}
+
+
+@pytest.mark.parametrize("graphs", [EAGER, CAPTURED])
+@pytest.mark.parametrize(("block", "budget", "topk"), PAIRS)
+def test_the_text_its_kv_and_its_features_are_the_targets(
+    block: int, budget: int, topk: int, graphs: int, interpreted: Tree
+) -> None:
+    told = interpreted(inside_ddtree_steps.decoded, setting(block, budget, topk, graphs), [5, 11], 12)
+    assert told["wrong"] is None
+    assert max(told["commits"]) > 1
+    nodes, children, depth = told["executed"]
+    assert nodes == budget and 1 <= children <= topk and depth <= min(block - 1, budget)
+
+
+@pytest.mark.parametrize("fault", OVERLAY_FAULTS)
+def test_each_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
+    """The seed bug is the first of them: rows of the mask block_size apart, where W is not block_size."""
+    patch = str(FAULTS / f"{fault}.patch")
+    told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, CAPTURED), [5, 11], 24, patch)
+    assert told["wrong"] is not None
+
+
+def test_what_only_leaves_out_the_canary_is_no_fault(interpreted: Tree) -> None:
+    patch = str(FAULTS / "no-canary.patch")
+    told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, CAPTURED), [5, 11], 8, patch)
+    assert told["wrong"] is None
+
+
+def test_a_mask_by_block_size_is_harmless_where_the_tree_is_as_wide(interpreted: Tree) -> None:
+    """Why it was not seen: it is right for every tree of block_size nodes."""
+    patch = str(FAULTS / "mask-rows-by-block-size.patch")
+    told = interpreted(inside_ddtree_steps.decoded, setting(4, 3, 2, CAPTURED), [5, 11], 12, patch)
+    assert told["wrong"] is None
+
+
+def test_every_fault_is_one_that_fits(patched_site: Path) -> None:
+    """Those that need a GPU too: each changes one file of the patched tree, exactly where it says."""
+    there = {path.stem for path in FAULTS.glob("*.patch")}
+    assert there == {*OVERLAY_FAULTS, "padded-rows-write-live-slots", "no-canary"}
+    for path in sorted(FAULTS.glob("*.patch")):
+        (diff,) = parse_diff(split_patch(path.read_bytes())[1], path.name)
+        before = (patched_site / diff.path).read_bytes()
+        assert apply_diff(diff, before, path.name) != before
