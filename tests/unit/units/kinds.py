@@ -97,7 +97,12 @@ KINDS = [
     Kind("the bind", lambda value: {"bind": value, "open": "tests"}, arrives=after("--host"), in_argv=True),
     Kind(
         "the attention backend",
-        lambda value: {"engine": "sglang", "release_base": "sglang-0.5.17", "attention_backend": value},
+        lambda value: {  # a tree has no choice of one
+            "extends": "chain",
+            "engine": "sglang",
+            "release_base": "sglang-0.5.17",
+            "attention_backend": value,
+        },
         arrives=after("--attention-backend"),
         in_argv=True,
     ),

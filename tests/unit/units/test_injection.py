@@ -34,6 +34,8 @@ def test_a_value_arrives_unchanged_or_is_refused(kind: Kind, tmp_path: Path) -> 
     if kind.name == "the attention backend":
         shapes = {tuple(shape(render(inventory.deployment(kind, "triton"), RELEASE, 1).files["unit"]))}
 
+    arrived = []
+
     @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
@@ -49,5 +51,7 @@ def test_a_value_arrives_unchanged_or_is_refused(kind: Kind, tmp_path: Path) -> 
         wanted = launch(deployment, RELEASE)
         assert command_line(exec_start.removeprefix("ExecStart=")) == [wanted.argv]
         assert environment_file(files["env"]) == wanted.env
+        arrived.append(value)
 
     check()
+    assert arrived, "every value was refused"
