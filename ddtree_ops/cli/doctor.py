@@ -54,6 +54,7 @@ def doctor(
     Changes nothing, with --active apart, which runs things there and leaves nothing behind.
     """
     from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.cli.output import refuse_unwritable, write_whole
     from ddtree_ops.doctor import run
     from ddtree_ops.errors import UsageError
 
@@ -65,6 +66,7 @@ def doctor(
 
         typer.echo(script(), nl=False)
         return 0
+    refuse_unwritable(save, "--save")
     wanted = run.choose(only or (), skip or (), active=active)
     deployments = select(host, service, profile, workspace)
     if (facts or save) and len(deployments) != 1:
@@ -76,7 +78,7 @@ def doctor(
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         report, seen = run.doctor(deployment, wanted, limit_s=patience, facts=given, say=screen.step)
         if save is not None:
-            save.write_text(json.dumps(seen, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            write_whole(save, json.dumps(seen, indent=1, sort_keys=True) + "\n", "--save")
         show(screen, deployment, report)
         said = {"doctor": report.as_json(), "collector": seen.get("collector")}
         return int(report.failed), {**said, "summary": report.summary()}
