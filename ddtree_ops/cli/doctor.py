@@ -88,13 +88,21 @@ def doctor(
 
 def read_facts(path: Path) -> dict[str, Any]:
     """A file that --save wrote, or what the collector's script printed."""
-    from ddtree_ops.doctor.collector import parse
-    from ddtree_ops.errors import UsageError
+    from ddtree_ops.doctor.collector import REPLY_LIMIT, parse
+    from ddtree_ops.errors import Failed, UsageError
 
+    limit = 4 * REPLY_LIMIT  # --save writes a reply with more white space than it came with
     try:
-        return parse(path.read_bytes(), str(path))
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
     except OSError as error:
         raise UsageError(f"--facts {path}: {error.strerror}") from error
+    if len(data) > limit:
+        raise UsageError(f"--facts {path}: larger than {limit >> 20} MiB, which no facts are")
+    try:
+        return parse(data, f"--facts {path}")
+    except Failed as error:  # a file that is invalid, not a host that failed
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def show(screen: Screen, deployment: Deployment, report: Report) -> None:
@@ -107,9 +115,9 @@ def show(screen: Screen, deployment: Deployment, report: Report) -> None:
             screen.say(f"\n{group}")
         show_finding(screen, finding)
     for finding in report.silenced:
-        screen.say(f"  silenced {finding.id}: {finding.seen} ({finding.reason})")
+        screen.say(f"  silenced {finding.id}: {one_line(finding.seen)} ({finding.reason})")
     for id_, why in report.not_made.items():
-        screen.say(f"  not made {id_}: {why}", "yellow")
+        screen.say(f"  not made {id_}: {one_line(why)}", "yellow")
     screen.say(report.summary(), "red" if report.failed else "green" if not report.findings else "yellow")
 
 
@@ -118,7 +126,12 @@ def show_finding(screen: Screen, finding: Finding) -> None:
     lines = [("seen", finding.seen), ("expected", finding.expected), ("do", finding.do), ("see", finding.reference)]
     lines += [("profile", finding.reason)] if finding.reason else []
     for name, text in lines:
-        screen.say(f"    {name:<9}{text}")
+        screen.say(f"    {name:<9}{one_line(text)}")
+
+
+def one_line(text: str) -> str:
+    """A host's word cannot begin a line of the report, which would pass for the doctor's own."""
+    return text.replace("\n", "\\n")
 
 
 def show_checks(screen: Screen) -> int:

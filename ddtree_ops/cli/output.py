@@ -30,15 +30,15 @@ def write_whole(path: Path, text: str, option: str) -> None:
     Raises UsageError as `refuse_unwritable`, Failed when the disk does not take it.
     """
     refuse_unwritable(path, option)
-    part = ""
+    part = "."
     try:
         # A name that nobody can foresee: a link planted under it would be followed.
         handle, part = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             os.fchmod(stream.fileno(), 0o644)
-        os.replace(part, path)
+        Path(part).replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(part)
+            Path(part).unlink()
         raise Failed(f"{option} {path}: {error.strerror}") from error

@@ -101,9 +101,11 @@ class Screen:
         (self._err if self.json else self._out).print(table)
 
     def document(self, data: Any) -> None:
-        """The one JSON document on stdout."""
+        """The one JSON document on stdout, in ASCII: a host's text may hold what steers a terminal, and what stdout
+        cannot encode.
+        """
         self._end_progress()
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+        typer.echo(json.dumps(data, indent=2, default=str).replace("\x7f", "\\u007f"))
 
     def ask(self, question: str, *, yes: bool) -> bool:
         """Ask before a change; ``--yes`` answers yes. Without a terminal and without ``--yes``: UsageError (exit 2)."""

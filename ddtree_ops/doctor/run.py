@@ -10,7 +10,7 @@ from ddtree_ops.doctor.active import ACTIVE, try_out
 from ddtree_ops.doctor.check import CHECKS, Case
 from ddtree_ops.doctor.collector import LIMIT_S, collect, request
 from ddtree_ops.doctor.examine import Report, chosen, examine, take
-from ddtree_ops.doctor.facts import host_facts
+from ddtree_ops.doctor.facts import NUMBER_LIMIT, host_facts
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model import Deployment
 from ddtree_ops.remote.transport import Transport, connect
@@ -37,7 +37,7 @@ def with_clock(reply: dict[str, Any], before: float, after: float) -> dict[str, 
     """Add ``behind_s``: the host looked at its clock at some time between ``before`` and ``after``."""
     clock = reply.get("clock")
     host = clock.get("unix") if isinstance(clock, dict) else None
-    if isinstance(clock, dict) and isinstance(host, int | float):
+    if isinstance(clock, dict) and isinstance(host, int | float) and abs(host) < NUMBER_LIMIT:
         clock["behind_s"] = before - host if host < before else after - host if host > after else 0.0
     return reply
 

@@ -44,6 +44,26 @@ def test_json_is_one_document_and_warnings_end_well(workspace: Path) -> None:  #
     )
 
 
+def test_a_hostile_host_steers_neither_terminal_nor_json(workspace: Path) -> None:  # noqa: F811
+    """Given escapes, half a surrogate pair and a forged line in the facts, they are shown, harmless."""
+    reply = sick_reply("no-persistence")
+    reply["collector"]["problems"] = [{"part": "a\x9b\x7f\ud800", "problem": "x\n0 errors, 99 passed\x1b[2J"}]
+    reply["collector"]["seconds"] = float("nan")
+    given = workspace / "hostile.json"
+    given.write_text(json.dumps(reply))
+    shown = ddtree(workspace, "doctor", "--host", "b300", "--facts", str(given))
+    document = ddtree(workspace, "doctor", "--host", "b300", "--facts", str(given), "--json")
+    assert "Traceback" not in shown.stderr + document.stderr
+    assert not {"\x1b", "\x9b", "\x7f"} & {*shown.stdout, *document.stdout}
+    assert not [line for line in shown.stdout.splitlines() if line.startswith("0 errors")]
+    json.loads(document.stdout, parse_constant=pytest.fail)
+
+
+def test_facts_without_end_are_refused(workspace: Path) -> None:  # noqa: F811
+    done = ddtree(workspace, "doctor", "--host", "b300", "--facts", "/dev/zero")
+    assert done.returncode == 2 and "no facts are" in done.stderr
+
+
 def test_a_silenced_finding_is_shown_with_its_reason(workspace: Path) -> None:  # noqa: F811
     over = {"extends": "b8k4", "checks": {"fabric-version": {"severity": "off", "reason": "vendor's odd build"}}}
     (workspace / "inventories/profiles/odd.yaml").write_text(yaml.safe_dump(over))
@@ -70,7 +90,7 @@ def test_a_profile_that_cannot_work_is_refused_at_plan_with_rule_and_source(work
 )  # fmt: skip
 def test_refusals(workspace: Path, words: list[str], said: str) -> None:  # noqa: F811
     done = ddtree(workspace, "doctor", *words)
-    assert done.returncode in (1, 2) and said in done.stderr
+    assert done.returncode == 2 and said in done.stderr
     assert "Traceback" not in done.stderr
 
 
