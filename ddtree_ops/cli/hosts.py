@@ -27,17 +27,17 @@ def hosts(
     json_: JsonOption = False,
 ) -> int:
     """Every service of every host: GPUs, what runs, how and when it was proven. Exit 6 if a host cannot be reached."""
-    from ddtree_ops.cli.fleet import everywhere, worst
+    from ddtree_ops.cli.fleet import everywhere, load, worst
     from ddtree_ops.cli.output import refuse_unwritable
     from ddtree_ops.cli.status import summary
     from ddtree_ops.deploy.drift import unproven
     from ddtree_ops.deploy.session import open_session
     from ddtree_ops.doctor.glance import glance
-    from ddtree_ops.model import find_workspace, load_workspace, resolve
+    from ddtree_ops.model import resolve
 
     screen = Screen(json_=json_)
     refuse_unwritable(prometheus, "--prometheus")
-    loaded = load_workspace(find_workspace(workspace))
+    loaded = load(workspace)
     deployments = [
         resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services
     ]

@@ -11,9 +11,11 @@ from ddtree_ops.deploy.plan import model_paths
 from ddtree_ops.doctor import checks as _registered  # noqa: F401  importing registers the checks
 from ddtree_ops.doctor.check import CHECKS, GROUPS, Case, Check, Finding, Seen
 from ddtree_ops.errors import UsageError
-from ddtree_ops.model.archs import arch_table
+from ddtree_ops.model import Workspace
+from ddtree_ops.model.archs import Silenced, arch_table, silenced_rules
 from ddtree_ops.model.check import nearest
 from ddtree_ops.model.types import CheckOverride
+from ddtree_ops.model.yamlfile import position
 from ddtree_ops.units import cache_directory
 
 
@@ -83,7 +85,15 @@ def examine(case: Case, wanted: Collection[str] | None = None) -> Report:
             report.not_made[check.id] = why
             continue
         take(report, check.id, [finding(check, seen) for seen in check.judge(case)], case.profile.checks)
+        if check.id == "arch-rule":
+            report.silenced += [silent_rule(check, rule) for rule in silenced_rules(case.deployment)]
     return report
+
+
+def silent_rule(check: Check, rule: Silenced) -> Finding:
+    """A rule that the profile silences: it ends no plan, and is shown with the reason all the same."""
+    seen = Seen(rule.why, "no such thing in the profile", "change the profile")
+    return dataclasses.replace(finding(check, seen), id=rule.rule, reference=rule.source, reason=rule.reason)
 
 
 def take(report: Report, id_: str, found: list[Finding], overrides: Mapping[str, CheckOverride]) -> None:
@@ -142,12 +152,30 @@ def named(case: Case, section: str) -> list[str]:
 
 def refuse_unknown(overrides: Mapping[str, CheckOverride]) -> None:
     """Raises UsageError for a check that the profile changes and that does not exist."""
+    for name, override in overrides.items():
+        if problem := misnamed(name, override):
+            raise UsageError(f"the profile's checks: {problem}", hint="ddtree doctor --list shows the checks")
+
+
+def refuse_misnamed(workspace: Workspace) -> None:
+    """As `refuse_unknown`, for every profile of a workspace, with file and line, before any host is asked."""
+    for profile in workspace.profiles.values():
+        for name, override in profile.values.get("checks", {}).items():
+            if problem := misnamed(name, override):
+                at = profile.origins[f"checks.{name}"]
+                raise UsageError(
+                    position(at.file, at.line, at.path, problem), hint="ddtree doctor --list shows the checks"
+                )
+
+
+def misnamed(name: str, override: CheckOverride | None) -> str:
+    """Why a profile cannot say that of a check or arch rule; "" when it can."""
     from ddtree_ops.doctor.active import ACTIVE
 
-    known = [*CHECKS, *ACTIVE, *(rule.id for rule in arch_table().rules)]
-    for name in overrides:
-        if name not in known:
-            raise UsageError(
-                f"the profile's checks: no check or arch rule {name!r}{nearest(name, known)}",
-                hint="ddtree doctor --list shows them all",
-            )
+    rules = [rule.id for rule in arch_table().rules]
+    known = [*CHECKS, *ACTIVE, *rules]
+    if name not in known:
+        return f"no check or arch rule {name!r}{nearest(name, known)}"
+    if name in rules and override is not None and override.severity != "off":
+        return f'an arch rule holds or is silenced (severity: "off"); {override.severity} means nothing for it'
+    return ""
