@@ -38,6 +38,8 @@ class Report:
 
     def summary(self) -> str:
         """``2 errors, 1 warning, 58 passed``, for one line."""
+        if not (self.findings or self.passed or self.not_made or self.silenced):
+            return "nothing was checked: none of these checks is about this service"
         counts = [(self.count("error"), "error"), (self.count("warning"), "warning"), (self.count("info"), "note")]
         said = [f"{number} {word}{'s' * (number != 1)}" for number, word in counts if number]
         said += [f"{len(self.passed)} passed"]
@@ -62,7 +64,8 @@ def chosen(known: Collection[str], only: Collection[str], skip: Collection[str])
     def spread(names: Collection[str]) -> set[str]:
         found: set[str] = set()
         for name in names:
-            group = {check.id for check in CHECKS.values() if check.group == name}
+            # Active checks are no Check: whatever is known beside those is one of them.
+            group = {id_ for id_ in known if (CHECKS[id_].group if id_ in CHECKS else "active") == name}
             if name not in known and not group:
                 raise UsageError(
                     f"no check {name!r}{nearest(name, [*known, *GROUPS])}", hint=f"checks: {', '.join(sorted(known))}"
@@ -70,7 +73,10 @@ def chosen(known: Collection[str], only: Collection[str], skip: Collection[str])
             found |= group or {name}
         return found
 
-    return (spread(only) if only else set(known)) - spread(skip)
+    left = (spread(only) if only else set(known)) - spread(skip)
+    if not left:
+        raise UsageError("--only and --skip leave no check to make")
+    return left
 
 
 def examine(case: Case, wanted: Collection[str] | None = None) -> Report:
@@ -136,8 +142,20 @@ def unjudgeable(case: Case, check: Check) -> str | None:
         late = [part for part in facts.collector.unfinished if part == section or part.startswith(f"{section[:-1]} /")]
         if late:
             return f"{late[0]} did not end in time"
+        if (other := of_another(case, section)) is not None:
+            return f"these facts are of {other}"
         if getattr(getattr(facts, section, None), "readable", True) is False:
             return f"{section} is not readable for {facts.rights.user or 'this user'}"
+    return None
+
+
+def of_another(case: Case, section: str) -> str | None:
+    """The service or port that the collector was asked about, where it is not this one's."""
+    name, number = case.facts.service.name, case.facts.port.number
+    if section in ("service", "log") and name not in (None, case.deployment.service_name):
+        return f"the service {name}"
+    if section in ("port", "server") and number not in (None, case.deployment.service.port):
+        return f"the port {number}"
     return None
 
 

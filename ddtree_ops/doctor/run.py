@@ -22,7 +22,10 @@ def choose(only: Collection[str], skip: Collection[str], *, active: bool) -> set
     named = sorted(set(only) & set(ACTIVE))
     if named and not active:
         raise UsageError(f"{named[0]} is an active check: it runs things on the host", hint="say --active as well")
-    return chosen(known, only, skip) - (set() if active else set(ACTIVE))
+    left = chosen(known, only, skip) - (set() if active else set(ACTIVE))
+    if not left:
+        raise UsageError("what is left are active checks: they run things on the host", hint="say --active as well")
+    return left
 
 
 def look(deployment: Deployment, transport: Transport, limit_s: float = LIMIT_S) -> dict[str, Any]:

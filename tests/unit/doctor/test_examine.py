@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddtree_ops.doctor.active import ACTIVE
 from ddtree_ops.doctor.check import CHECKS, Case
 from ddtree_ops.doctor.examine import chosen, examine
 from ddtree_ops.doctor.facts import host_facts
@@ -102,6 +103,24 @@ def test_facts_of_another_profile_pass_nothing(tmp_path: Path) -> None:
     )
     assert "/models/other" in report.not_made["model-missing"]
     assert not {"model-missing", "model-whole", "drafter-layers", "memory-fit"} & set(report.passed)
+
+
+def test_facts_of_another_service_pass_nothing_of_it(tmp_path: Path) -> None:
+    reply = load("healthy", "ct200")
+    reply["service"]["name"], reply["port"]["number"] = "other", 1
+    report = examine(Case(deployment(tmp_path, "ct200"), host_facts(reply)))
+    assert report.not_made["service-failed"] == "these facts are of the service other"
+    assert report.not_made["port-taken"] == report.not_made["server-arguments"] == "these facts are of the port 1"
+
+
+def test_no_check_at_all_is_refused_or_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no check to make"):
+        choose(["GPUs"], ["GPUs"], active=False)
+    with pytest.raises(UsageError, match="active checks"):
+        choose(["active"], [], active=False)
+    assert choose(["active"], [], active=True) == set(ACTIVE)
+    report = examine(Case(deployment(tmp_path, "local"), host_facts(load("healthy", "ct200"))), {"gpu-ecc"})
+    assert report.summary().startswith("nothing was checked")
 
 
 def test_the_reference_engine_needs_no_gpu(tmp_path: Path) -> None:
