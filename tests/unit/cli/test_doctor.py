@@ -167,3 +167,8 @@ def test_a_silenced_arch_rule_is_shown_with_its_reason_everywhere(workspace: Pat
     healthy.write_text(json.dumps(load("healthy", "ct200")))
     judged = ddtree(workspace, "doctor", "--host", "ct200", "--profile", "odd", "--facts", str(healthy))
     assert judged.returncode == 0 and "silenced moe-deep-gemm" in judged.stdout and "a patched kernel" in judged.stdout
+
+
+def test_a_look_at_a_service_that_does_not_answer_is_no_success(workspace: Path) -> None:  # noqa: F811
+    done = ddtree(workspace, "status", "--watch", "--count", "1", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout)["ok"] is False
