@@ -60,6 +60,8 @@ def plan(
     if output is not None and code in (0, 3):
         write_whole(output, planfile.to_text(kept, author(deployments[0].workspace_path)), "--output")
         screen.step(f"plan written to {output}; apply it with: ddtree deploy {output}")
+    elif output is not None:
+        screen.warn(f"no plan was written to {output}: not every host could be looked at")
     return code
 
 

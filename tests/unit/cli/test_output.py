@@ -50,3 +50,11 @@ def test_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
         each.join()
     assert (tmp_path / "it").read_text() in texts
     assert list(tmp_path.iterdir()) == [tmp_path / "it"]
+
+
+def test_a_plan_that_was_not_written_is_said(workspace: Path) -> None:  # noqa: F811
+    """Given a host that cannot be looked at, an older file stays, and nobody may take it for the new one."""
+    (workspace / "old.plan").write_text("old")
+    done = ddtree(workspace, "plan", "--host", "local", "--host", "b300", "-o", "old.plan")
+    assert done.returncode == 6 and "no plan was written to old.plan" in done.stderr
+    assert (workspace / "old.plan").read_text() == "old"
