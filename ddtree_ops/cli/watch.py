@@ -69,10 +69,12 @@ def _shown(screen: Screen) -> Iterator[Callable[[list[dict[str, str]]], None]]:
 
         def table(rows: list[dict[str, str]]) -> None:
             made = Table(title=Text(time.strftime("%H:%M:%S")), title_justify="left")
-            for column in rows[0]:
-                made.add_column(Text(column))
+            # What nobody tells takes no room: on a narrow terminal the rest must stay legible.
+            columns = [column for column in rows[0] if any(row[column] for row in rows)]
+            for column in columns:
+                made.add_column(Text(column), overflow="fold")
             for row in rows:
-                made.add_row(*(Text(clean(cell)) for cell in row.values()))
+                made.add_row(*(Text(clean(row[column])) for column in columns))
             live.update(made, refresh=True)
 
         yield table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -56,3 +57,16 @@ def test_what_the_encoding_lacks_is_escaped(workspace: Path) -> None:  # noqa: F
 def test_no_name_is_cut_on_a_narrow_terminal(workspace: Path) -> None:  # noqa: F811
     done = run(workspace, ["doctor", "--list"], COLUMNS="40")
     assert done.returncode == 0 and "…" not in done.stdout and "..." not in done.stdout
+
+
+def test_a_live_table_on_a_narrow_terminal_says_the_problem(workspace: Path) -> None:  # noqa: F811
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": "40", "TERM": "xterm"}
+    words = [sys.executable, "-m", "ddtree_ops.cli", "status", "--watch", "--count", "1"]
+    try:
+        subprocess.run(words, cwd=workspace, env=environment, stdin=theirs, stdout=theirs, timeout=60, check=False)
+        shown = os.read(ours, 65536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "refused" in shown and "queued" not in shown and "\u2026" not in shown
