@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
@@ -53,6 +54,9 @@ def main() -> None:
         verify_exactness,
     )
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding lacks is no reason to end
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="ddtree")
     except SystemExit as stop:

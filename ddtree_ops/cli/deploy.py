@@ -40,14 +40,14 @@ def deploy(
     Several hosts are looked at all at once and changed in the workspace's order, max_unavailable of them at a time; a
     host that fails stops the rest. Example: ddtree deploy --host ct200 --profile b16k4
     """
-    from ddtree_ops.cli.fleet import host_names
+    from ddtree_ops.cli.fleet import host_names, load
     from ddtree_ops.cli.rollout import Rollout
     from ddtree_ops.deploy import planfile
     from ddtree_ops.deploy.session import Options
     from ddtree_ops.errors import UsageError
-    from ddtree_ops.model import find_workspace, load_workspace, resolve
+    from ddtree_ops.model import resolve
 
-    loaded = load_workspace(find_workspace(workspace))
+    loaded = load(workspace)
     if file is None:
         names = host_names(loaded, host)
         wanted = [(resolve(loaded, name, service, profile), None) for name in names]

@@ -54,6 +54,7 @@ def doctor(
     Changes nothing, with --active apart, which runs things there and leaves nothing behind.
     """
     from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.cli.output import refuse_unwritable, write_whole
     from ddtree_ops.doctor import run
     from ddtree_ops.errors import UsageError
 
@@ -65,6 +66,7 @@ def doctor(
 
         typer.echo(script(), nl=False)
         return 0
+    refuse_unwritable(save, "--save")
     wanted = run.choose(only or (), skip or (), active=active)
     deployments = select(host, service, profile, workspace)
     if (facts or save) and len(deployments) != 1:
@@ -76,7 +78,7 @@ def doctor(
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         report, seen = run.doctor(deployment, wanted, limit_s=patience, facts=given, say=screen.step)
         if save is not None:
-            save.write_text(json.dumps(seen, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            write_whole(save, json.dumps(seen, indent=1, sort_keys=True) + "\n", "--save")
         show(screen, deployment, report)
         said = {"doctor": report.as_json(), "collector": seen.get("collector")}
         return int(report.failed), {**said, "summary": report.summary()}
@@ -86,13 +88,21 @@ def doctor(
 
 def read_facts(path: Path) -> dict[str, Any]:
     """A file that --save wrote, or what the collector's script printed."""
-    from ddtree_ops.doctor.collector import parse
-    from ddtree_ops.errors import UsageError
+    from ddtree_ops.doctor.collector import REPLY_LIMIT, parse
+    from ddtree_ops.errors import Failed, UsageError
 
+    limit = 4 * REPLY_LIMIT  # --save writes a reply with more white space than it came with
     try:
-        return parse(path.read_bytes(), str(path))
+        with path.open("rb") as stream:
+            data = stream.read(limit + 1)
     except OSError as error:
         raise UsageError(f"--facts {path}: {error.strerror}") from error
+    if len(data) > limit:
+        raise UsageError(f"--facts {path}: larger than {limit >> 20} MiB, which no facts are")
+    try:
+        return parse(data, f"--facts {path}")
+    except Failed as error:  # a file that is invalid, not a host that failed
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def show(screen: Screen, deployment: Deployment, report: Report) -> None:
@@ -105,9 +115,9 @@ def show(screen: Screen, deployment: Deployment, report: Report) -> None:
             screen.say(f"\n{group}")
         show_finding(screen, finding)
     for finding in report.silenced:
-        screen.say(f"  silenced {finding.id}: {finding.seen} ({finding.reason})")
+        screen.say(f"  silenced {finding.id}: {one_line(finding.seen)} ({finding.reason})")
     for id_, why in report.not_made.items():
-        screen.say(f"  not made {id_}: {why}", "yellow")
+        screen.say(f"  not made {id_}: {one_line(why)}", "yellow")
     screen.say(report.summary(), "red" if report.failed else "green" if not report.findings else "yellow")
 
 
@@ -116,7 +126,12 @@ def show_finding(screen: Screen, finding: Finding) -> None:
     lines = [("seen", finding.seen), ("expected", finding.expected), ("do", finding.do), ("see", finding.reference)]
     lines += [("profile", finding.reason)] if finding.reason else []
     for name, text in lines:
-        screen.say(f"    {name:<9}{text}")
+        screen.say(f"    {name:<9}{one_line(text)}")
+
+
+def one_line(text: str) -> str:
+    """A host's word cannot begin a line of the report, which would pass for the doctor's own."""
+    return text.replace("\n", "\\n")
 
 
 def show_checks(screen: Screen) -> int:

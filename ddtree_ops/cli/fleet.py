@@ -24,17 +24,27 @@ WORST_FIRST = (130, 9, 5, 4, 8, 1, 7, 6, 2, 3, 0)
 PARALLEL = 32  # hosts looked at at once; the work is waiting
 
 
+def load(workspace: Path | None) -> Workspace:
+    """The workspace that a command line means, with all that its files say checked. Raises UsageError."""
+    loaded = load_workspace(find_workspace(workspace))
+    if any(profile.values.get("checks") for profile in loaded.profiles.values()):
+        from ddtree_ops.doctor.examine import refuse_misnamed
+
+        refuse_misnamed(loaded)
+    return loaded
+
+
 def select(
     hosts: Sequence[str] | None, service: str | None, profile: str | None, workspace: Path | None
 ) -> list[Deployment]:
     """The deployments a command line names. Raises UsageError for an unknown name or an ambiguous choice."""
-    loaded = load_workspace(find_workspace(workspace))
+    loaded = load(workspace)
     return [resolve(loaded, name, service, profile) for name in host_names(loaded, hosts)]
 
 
 def select_hosts(hosts: Sequence[str] | None, workspace: Path | None) -> list[Deployment]:
     """One deployment for each host that a command line names, whatever services it has: for what is the host's."""
-    loaded = load_workspace(find_workspace(workspace))
+    loaded = load(workspace)
     return [
         resolve(loaded, name, next(iter(loaded.hosts[name].services), None) if name in loaded.hosts else None)
         for name in host_names(loaded, hosts)

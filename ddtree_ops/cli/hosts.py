@@ -27,15 +27,17 @@ def hosts(
     json_: JsonOption = False,
 ) -> int:
     """Every service of every host: GPUs, what runs, how and when it was proven. Exit 6 if a host cannot be reached."""
-    from ddtree_ops.cli.fleet import everywhere, worst
+    from ddtree_ops.cli.fleet import everywhere, load, worst
+    from ddtree_ops.cli.output import refuse_unwritable
     from ddtree_ops.cli.status import summary
     from ddtree_ops.deploy.drift import unproven
     from ddtree_ops.deploy.session import open_session
     from ddtree_ops.doctor.glance import glance
-    from ddtree_ops.model import find_workspace, load_workspace, resolve
+    from ddtree_ops.model import resolve
 
     screen = Screen(json_=json_)
-    loaded = load_workspace(find_workspace(workspace))
+    refuse_unwritable(prometheus, "--prometheus")
+    loaded = load(workspace)
     deployments = [
         resolve(loaded, name, service, None) for name, host in loaded.hosts.items() for service in host.services
     ]
@@ -77,9 +79,9 @@ def hosts(
 
 
 def write_gauges(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Replace the file in one step: node_exporter must never read half of one. Raises UsageError."""
+    """Replace the file: node_exporter must never read half of one."""
+    from ddtree_ops.cli.output import write_whole
     from ddtree_ops.doctor.exported import exposition
-    from ddtree_ops.errors import UsageError
 
     common = {"ddtree_look_timestamp_seconds": time.time()}
     known = [
@@ -90,9 +92,4 @@ def write_gauges(path: Path, rows: list[dict[str, Any]]) -> None:
         )
         for row in rows
     ]
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(exposition(known), encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise UsageError(f"--prometheus {path}: {error.strerror}") from error
+    write_whole(path, exposition(known), "--prometheus")

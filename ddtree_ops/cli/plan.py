@@ -37,10 +37,12 @@ def plan(
 ) -> int:
     """Show what deploy would change, as a diff. Changes nothing; exit 3 if anything would change."""
     from ddtree_ops.cli.fleet import select, survey
+    from ddtree_ops.cli.output import refuse_unwritable, write_whole
     from ddtree_ops.deploy import planfile
     from ddtree_ops.deploy.session import Options, author, open_session
 
     screen = Screen(json_=json_)
+    refuse_unwritable(output, "--output")
     kept: list[planfile.Stored] = []
 
     def look(deployment: Deployment) -> tuple[Plan, Facts]:
@@ -56,8 +58,10 @@ def plan(
     deployments = select(host, service, profile, workspace)
     code = survey(screen, deployments, look, tell)
     if output is not None and code in (0, 3):
-        output.write_text(planfile.to_text(kept, author(deployments[0].workspace_path)), encoding="utf-8")
+        write_whole(output, planfile.to_text(kept, author(deployments[0].workspace_path)), "--output")
         screen.step(f"plan written to {output}; apply it with: ddtree deploy {output}")
+    elif output is not None:
+        screen.warn(f"no plan was written to {output}: not every host could be looked at")
     return code
 
 

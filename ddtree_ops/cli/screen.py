@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -16,16 +17,27 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_ops.cli.app import clean
-from ddtree_ops.errors import UsageError
+from ddtree_ops.errors import Failed, UsageError
 
 PROGRESS_AFTER_S = 1.0
 
 
 class _Unstoppable(Console):
-    """A reader that went away (``| head``) takes nothing down: a deploy must not end in the middle because of it."""
+    """A reader that went away (``| head``) or a log on a full disk takes nothing down: a deploy must not end in the
+    middle because of it.
+    """
 
     def on_broken_pipe(self) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        try:
+            super().print(*objects, **how)
+        except OSError as error:
+            self.on_broken_pipe()
+            if not self.stderr:
+                with contextlib.suppress(OSError):
+                    typer.echo(f"! stdout: {error.strerror}; what follows is not shown", err=True)
 
 
 class Screen:
@@ -95,15 +107,24 @@ class Screen:
         )
         for index, column in enumerate(columns):
             numeric = all(row[index][:1].isdigit() for row in rows) if rows else False
-            table.add_column(Text(column), justify="right" if numeric else "left")
+            # Folded and not cut: on a narrow terminal an id must still be whole.
+            table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         (self._err if self.json else self._out).print(table)
 
     def document(self, data: Any) -> None:
-        """The one JSON document on stdout."""
+        """The one JSON document on stdout, in ASCII: a host's text may hold what steers a terminal, and what stdout
+        cannot encode.
+        """
         self._end_progress()
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+        try:
+            typer.echo(json.dumps(data, indent=2, default=str).replace("\x7f", "\\u007f"))
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # without its document nobody may take this for done
+            self._out.on_broken_pipe()
+            raise Failed(f"the result could not be written to stdout: {error.strerror}") from error
 
     def ask(self, question: str, *, yes: bool) -> bool:
         """Ask before a change; ``--yes`` answers yes. Without a terminal and without ``--yes``: UsageError (exit 2)."""

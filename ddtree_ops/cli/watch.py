@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 
 def watch(screen: Screen, deployments: Sequence[Deployment], interval_s: float, count: int | None) -> int:
-    """Look ``count`` times (None: until Ctrl-C). At a terminal one table that changes, else a line each."""
+    """Look ``count`` times (None: until Ctrl-C). At a terminal one table that changes, else a line each.
+
+    The exit code: 1 when the last of ``count`` looks has a problem, so that a script may ask with ``--count 1``.
+    """
     from ddtree_ops.doctor.live import watch as looks
 
     if screen.json and count is None:
         raise UsageError("--watch --json is one document, so it must end", hint="say --count N as well")
     streams = [looks(deployment, interval_s if len(deployments) == 1 else 0) for deployment in deployments]
     seen: list[dict[str, Any]] = []
+    rows: list[dict[str, str]] = []
     with contextlib.suppress(KeyboardInterrupt), _shown(screen) as update:
         for turn in range(count or sys.maxsize):
             if turn and len(deployments) > 1:
@@ -37,9 +41,10 @@ def watch(screen: Screen, deployments: Sequence[Deployment], interval_s: float, 
                 if screen.json:
                     seen.append({**name, "t": time.time(), **asdict(now)})
             update(rows)
+    failed = count is not None and any(row["problem"] for row in rows)
     if screen.json:
-        screen.document({"ok": True, "looks": seen})
-    return 0
+        screen.document({"ok": not failed, "looks": seen})
+    return int(failed)
 
 
 @contextlib.contextmanager
@@ -64,10 +69,12 @@ def _shown(screen: Screen) -> Iterator[Callable[[list[dict[str, str]]], None]]:
 
         def table(rows: list[dict[str, str]]) -> None:
             made = Table(title=Text(time.strftime("%H:%M:%S")), title_justify="left")
-            for column in rows[0]:
-                made.add_column(Text(column))
+            # What nobody tells takes no room: on a narrow terminal the rest must stay legible.
+            columns = [column for column in rows[0] if any(row[column] for row in rows)]
+            for column in columns:
+                made.add_column(Text(column), overflow="fold")
             for row in rows:
-                made.add_row(*(Text(clean(cell)) for cell in row.values()))
+                made.add_row(*(Text(clean(row[column])) for column in columns))
             live.update(made, refresh=True)
 
         yield table

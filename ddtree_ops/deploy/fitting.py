@@ -60,7 +60,7 @@ def refuse_impossible(deployment: Deployment) -> None:
     if refusals := arch_refusals(deployment):
         raise UsageError(
             f"{deployment.profile.name} cannot work: {'; '.join(map(str, refusals))}",
-            hint=f"change the profile, or say `checks: {{{refusals[0].rule}: {{severity: off, reason: ...}}}}` in it",
+            hint=f"change the profile, or say in it `checks: {{{refusals[0].rule}: {{severity: 'off', reason: WHY}}}}`",
         )
 
 
@@ -78,4 +78,4 @@ def misfits(requires: dict[str, Any], system: System) -> list[str]:
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdigit()]
+    return [int(part) for part in version.split(".") if part.isdecimal() and len(part) <= 9]

@@ -17,6 +17,7 @@ from ddtree_ops.deploy.drift import SWITCH_FILE, find_drift, unproven
 from ddtree_ops.deploy.facts import Facts, Model
 from ddtree_ops.deploy.fatal import FATAL_LINES
 from ddtree_ops.model import Deployment, profile_to_json
+from ddtree_ops.model.archs import silenced_rules
 from ddtree_ops.units import expectations, render
 
 UNIT_DIR = "/etc/systemd/system"
@@ -303,4 +304,5 @@ def _notes(deployment: Deployment, facts: Facts, known: Known, *, lost: bool) ->
     else:
         notes.append(f"until confirmed only the host itself reaches port {port} (IPAddressDeny=, tried on the host)")
     notes += [f"rule {rule}" for rule in deployment.profile.applied_rules]
+    notes += map(str, silenced_rules(deployment))
     return notes

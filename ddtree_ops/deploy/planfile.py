@@ -19,26 +19,32 @@ import msgspec
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.plan import Plan, expected
 from ddtree_ops.errors import Failed, UsageError
-from ddtree_ops.model import Deployment, Workspace, profile_from_json, resolve
+from ddtree_ops.model import Deployment, Profile, Workspace, profile_from_json, resolve
+from ddtree_ops.model.types import CheckOverride
 
 FORMAT = 1
+#: Plans of a fleet are some tens of KiB a host.
+SIZE_LIMIT = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
     """One host's plan as it lies in a file. ``machine``: the name the host gave itself; ``root``, ``supervisor``: what
-    the rendered texts were made for.
+    the rendered texts were made for. ``checks``: the profile's, which a generation does not keep: an arch rule that the
+    plan was made without must not refuse it now.
     """
 
     plan: Plan
     machine: str
     root: str
     supervisor: str
+    checks: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
 
 
 def stored(plan: Plan, seen: Facts, deployment: Deployment) -> Stored:
     """A plan with what must still be so when it is applied."""
-    return Stored(plan, seen.system.hostname, deployment.host.root, deployment.host.supervisor)
+    checks = msgspec.to_builtins(deployment.profile.checks)
+    return Stored(plan, seen.system.hostname, deployment.host.root, deployment.host.supervisor, checks)
 
 
 def to_text(plans: Sequence[Stored], author: Mapping[str, Any]) -> str:
@@ -51,10 +57,14 @@ def to_text(plans: Sequence[Stored], author: Mapping[str, Any]) -> str:
 def read(path: Path) -> list[Stored]:
     """The plans of a file. Raises UsageError when it is none, was edited, or is of another version."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            data = stream.read(SIZE_LIMIT + 1)
+        if len(data) > SIZE_LIMIT:
+            raise UsageError(f"{path}: larger than {SIZE_LIMIT >> 20} MiB, which no plan is")
+        document = json.loads(data.decode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a plan file ({error})", hint="ddtree plan -o FILE makes one") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise UsageError(f"{path}: not a plan file of format {FORMAT}", hint="ddtree plan -o FILE makes one")
@@ -62,9 +72,16 @@ def read(path: Path) -> list[Stored]:
     if document.get("sha256") != _digest(body):
         raise UsageError(f"{path}: the plan was edited or cut after it was made", hint="make it anew: ddtree plan -o")
     try:
-        return msgspec.convert(body, list[Stored])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {error}") from error
+        plans = msgspec.convert(body, list[Stored])
+        for one in plans:
+            if one.plan.changes:
+                _service_of(one)
+                msgspec.convert(one.checks, dict[str, CheckOverride])
+    except (msgspec.ValidationError, Failed, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: not a plan of this ddtree ({type(error).__name__}: {error})") from error
+    if not plans:
+        raise UsageError(f"{path}: holds no plan", hint="ddtree plan -o FILE makes one")
+    return plans
 
 
 def deployment_of(workspace: Workspace, one: Stored) -> Deployment:
@@ -82,9 +99,15 @@ def deployment_of(workspace: Workspace, one: Stored) -> Deployment:
             raise UsageError(f"{plan.host}: the plan is for {what} {planned}, the inventory says {now}")
     if not plan.changes:
         return deployment
-    service = msgspec.structs.replace(deployment.service, port=int(plan.meta["health"]["port"]))
-    profile = profile_from_json(json.dumps(plan.meta["profile"]))
+    port, profile = _service_of(one)
+    service = msgspec.structs.replace(deployment.service, port=port)
+    checks = msgspec.convert(one.checks, dict[str, CheckOverride])
+    profile = msgspec.structs.replace(profile, checks=checks)
     return msgspec.structs.replace(deployment, service=service, profile=profile)
+
+
+def _service_of(one: Stored) -> tuple[int, Profile]:
+    return int(one.plan.meta["health"]["port"]), profile_from_json(json.dumps(one.plan.meta["profile"]))
 
 
 def require_unmoved(one: Stored, seen: Facts) -> None:

@@ -150,7 +150,7 @@ def listed(names: Iterable[object], most: int = 8) -> str:
 
 def version(text: str | None) -> list[int]:
     """A version's numbers, for comparing; [] for none."""
-    return [int(part) for part in (text or "").split(".") if part.isdigit()]
+    return [int(part) for part in (text or "").split(".") if part.isdecimal() and len(part) <= 9]
 
 
 def cells(matrix: dict[str, dict[str, str]], pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -68,7 +69,7 @@ def collect(transport: Transport, asked: dict[str, Any]) -> dict[str, Any]:
 def parse(output: bytes, where: str, said: str = "") -> dict[str, Any]:
     """The collector's document. Raises Failed when it is none."""
     try:
-        reply = json.loads(output)
+        reply = json.loads(output, parse_constant=lambda _: None, parse_float=_finite)
     except (ValueError, RecursionError):
         reply = None
     if not isinstance(reply, dict) or not isinstance(reply.get("format"), int):
@@ -76,6 +77,12 @@ def parse(output: bytes, where: str, said: str = "") -> dict[str, Any]:
             f"{where}: the collector's answer is no JSON document of its kind ({len(output)} bytes)",
             hint=f"it said: {said or printable(output[:2000]) or 'nothing'}",
         )
-    if reply["format"] != 1:
+    if reply["format"] != 1 or isinstance(reply["format"], bool):
         raise Failed(f"{where}: facts in format {reply['format']}, this ddtree reads 1")
     return reply
+
+
+def _finite(text: str) -> float | None:
+    """JSON has no infinity: what would become one, or is written NaN, is not told."""
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -11,9 +11,11 @@ from ddtree_ops.deploy.plan import model_paths
 from ddtree_ops.doctor import checks as _registered  # noqa: F401  importing registers the checks
 from ddtree_ops.doctor.check import CHECKS, GROUPS, Case, Check, Finding, Seen
 from ddtree_ops.errors import UsageError
-from ddtree_ops.model.archs import arch_table
+from ddtree_ops.model import Workspace
+from ddtree_ops.model.archs import Silenced, arch_table, silenced_rules
 from ddtree_ops.model.check import nearest
 from ddtree_ops.model.types import CheckOverride
+from ddtree_ops.model.yamlfile import position
 from ddtree_ops.units import cache_directory
 
 
@@ -36,6 +38,8 @@ class Report:
 
     def summary(self) -> str:
         """``2 errors, 1 warning, 58 passed``, for one line."""
+        if not (self.findings or self.passed or self.not_made or self.silenced):
+            return "nothing was checked: none of these checks is about this service"
         counts = [(self.count("error"), "error"), (self.count("warning"), "warning"), (self.count("info"), "note")]
         said = [f"{number} {word}{'s' * (number != 1)}" for number, word in counts if number]
         said += [f"{len(self.passed)} passed"]
@@ -60,7 +64,8 @@ def chosen(known: Collection[str], only: Collection[str], skip: Collection[str])
     def spread(names: Collection[str]) -> set[str]:
         found: set[str] = set()
         for name in names:
-            group = {check.id for check in CHECKS.values() if check.group == name}
+            # Active checks are no Check: whatever is known beside those is one of them.
+            group = {id_ for id_ in known if (CHECKS[id_].group if id_ in CHECKS else "active") == name}
             if name not in known and not group:
                 raise UsageError(
                     f"no check {name!r}{nearest(name, [*known, *GROUPS])}", hint=f"checks: {', '.join(sorted(known))}"
@@ -68,7 +73,10 @@ def chosen(known: Collection[str], only: Collection[str], skip: Collection[str])
             found |= group or {name}
         return found
 
-    return (spread(only) if only else set(known)) - spread(skip)
+    left = (spread(only) if only else set(known)) - spread(skip)
+    if not left:
+        raise UsageError("--only and --skip leave no check to make")
+    return left
 
 
 def examine(case: Case, wanted: Collection[str] | None = None) -> Report:
@@ -83,7 +91,15 @@ def examine(case: Case, wanted: Collection[str] | None = None) -> Report:
             report.not_made[check.id] = why
             continue
         take(report, check.id, [finding(check, seen) for seen in check.judge(case)], case.profile.checks)
+        if check.id == "arch-rule":
+            report.silenced += [silent_rule(check, rule) for rule in silenced_rules(case.deployment)]
     return report
+
+
+def silent_rule(check: Check, rule: Silenced) -> Finding:
+    """A rule that the profile silences: it ends no plan, and is shown with the reason all the same."""
+    seen = Seen(rule.why, "no such thing in the profile", "change the profile")
+    return dataclasses.replace(finding(check, seen), id=rule.rule, reference=rule.source, reason=rule.reason)
 
 
 def take(report: Report, id_: str, found: list[Finding], overrides: Mapping[str, CheckOverride]) -> None:
@@ -126,8 +142,20 @@ def unjudgeable(case: Case, check: Check) -> str | None:
         late = [part for part in facts.collector.unfinished if part == section or part.startswith(f"{section[:-1]} /")]
         if late:
             return f"{late[0]} did not end in time"
+        if (other := of_another(case, section)) is not None:
+            return f"these facts are of {other}"
         if getattr(getattr(facts, section, None), "readable", True) is False:
             return f"{section} is not readable for {facts.rights.user or 'this user'}"
+    return None
+
+
+def of_another(case: Case, section: str) -> str | None:
+    """The service or port that the collector was asked about, where it is not this one's."""
+    name, number = case.facts.service.name, case.facts.port.number
+    if section in ("service", "log") and name not in (None, case.deployment.service_name):
+        return f"the service {name}"
+    if section in ("port", "server") and number not in (None, case.deployment.service.port):
+        return f"the port {number}"
     return None
 
 
@@ -142,12 +170,30 @@ def named(case: Case, section: str) -> list[str]:
 
 def refuse_unknown(overrides: Mapping[str, CheckOverride]) -> None:
     """Raises UsageError for a check that the profile changes and that does not exist."""
+    for name, override in overrides.items():
+        if problem := misnamed(name, override):
+            raise UsageError(f"the profile's checks: {problem}", hint="ddtree doctor --list shows the checks")
+
+
+def refuse_misnamed(workspace: Workspace) -> None:
+    """As `refuse_unknown`, for every profile of a workspace, with file and line, before any host is asked."""
+    for profile in workspace.profiles.values():
+        for name, override in profile.values.get("checks", {}).items():
+            if problem := misnamed(name, override):
+                at = profile.origins[f"checks.{name}"]
+                raise UsageError(
+                    position(at.file, at.line, at.path, problem), hint="ddtree doctor --list shows the checks"
+                )
+
+
+def misnamed(name: str, override: CheckOverride | None) -> str:
+    """Why a profile cannot say that of a check or arch rule; "" when it can."""
     from ddtree_ops.doctor.active import ACTIVE
 
-    known = [*CHECKS, *ACTIVE, *(rule.id for rule in arch_table().rules)]
-    for name in overrides:
-        if name not in known:
-            raise UsageError(
-                f"the profile's checks: no check or arch rule {name!r}{nearest(name, known)}",
-                hint="ddtree doctor --list shows them all",
-            )
+    rules = [rule.id for rule in arch_table().rules]
+    known = [*CHECKS, *ACTIVE, *rules]
+    if name not in known:
+        return f"no check or arch rule {name!r}{nearest(name, known)}"
+    if name in rules and override is not None and override.severity != "off":
+        return f'an arch rule holds or is silenced (severity: "off"); {override.severity} means nothing for it'
+    return ""

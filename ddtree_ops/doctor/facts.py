@@ -5,9 +5,15 @@ None means that the host could not tell, which is never taken for a good sign no
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import msgspec
+
+#: Whole numbers beyond it are no count of anything, and no float holds them.
+NUMBER_LIMIT = 1 << 63
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class System(msgspec.Struct, frozen=True):
@@ -369,7 +375,23 @@ def host_facts(reply: dict[str, Any]) -> HostFacts:
             absent.append(field.encode_name)
             continue
         try:
+            refuse_impossible(reply[field.encode_name])
             good[field.name] = msgspec.convert(reply[field.encode_name], field.type)
-        except (msgspec.ValidationError, RecursionError) as error:
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
             malformed[field.encode_name] = str(error)[:300]
     return HostFacts(**good, absent=absent, malformed=malformed)
+
+
+def refuse_impossible(value: Any) -> None:
+    """Raises ValueError for a number or a text that checks cannot count with or show."""
+    if isinstance(value, dict):
+        refuse_impossible(list(value))
+        refuse_impossible(list(value.values()))
+    elif isinstance(value, list):
+        for each in value:
+            refuse_impossible(each)
+    elif isinstance(value, str):
+        if _SURROGATE.search(value):
+            raise ValueError("a text with half a surrogate pair")
+    elif isinstance(value, int | float) and not (abs(value) < NUMBER_LIMIT and math.isfinite(value)):
+        raise ValueError("a number that is no measure of anything")

@@ -17,6 +17,8 @@ from ddtree_ops.remote.transport import connect, printable
 from ddtree_ops.units import uses_gpus
 
 METRICS_LIMIT = 4 << 20
+#: httpx limits each read alone: a byte every 4 s would be waited for until Ctrl-C.
+FETCH_S = 10.0
 SMI = ("index", "memory.used", "memory.total", "temperature.gpu", "utilization.gpu")
 #: A line of the Prometheus text format: name, labels, value.
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^\n]*\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t]*")
@@ -150,9 +152,11 @@ def _connected(deployment: Deployment, interval_s: float) -> Iterator[Now]:
             time.sleep(max(0.0, interval_s - (time.monotonic() - began)))
 
 
-def fetch(client: httpx.Client) -> str:
-    """The text of ``/metrics``, bounded. Raises Failed for another status or a flood, httpx.HTTPError for no answer."""
-    body = bytearray()
+def fetch(client: httpx.Client, limit_s: float = FETCH_S) -> str:
+    """The text of ``/metrics``, bounded in size and time. Raises Failed for another status, a flood or a trickle,
+    httpx.HTTPError for no answer.
+    """
+    body, deadline = bytearray(), time.monotonic() + limit_s
     with client.stream("GET", "/metrics") as answer:
         if answer.status_code != 200:
             raise Failed(f"status {answer.status_code}; SGLang tells them with --enable-metrics")
@@ -160,4 +164,6 @@ def fetch(client: httpx.Client) -> str:
             body += chunk
             if len(body) > METRICS_LIMIT:
                 raise Failed(f"more than {METRICS_LIMIT} bytes")
+            if time.monotonic() >= deadline:
+                raise Failed(f"not whole after {limit_s:g} s")
     return body.decode(errors="replace")

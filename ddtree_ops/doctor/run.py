@@ -10,7 +10,7 @@ from ddtree_ops.doctor.active import ACTIVE, try_out
 from ddtree_ops.doctor.check import CHECKS, Case
 from ddtree_ops.doctor.collector import LIMIT_S, collect, request
 from ddtree_ops.doctor.examine import Report, chosen, examine, take
-from ddtree_ops.doctor.facts import host_facts
+from ddtree_ops.doctor.facts import NUMBER_LIMIT, host_facts
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model import Deployment
 from ddtree_ops.remote.transport import Transport, connect
@@ -22,7 +22,10 @@ def choose(only: Collection[str], skip: Collection[str], *, active: bool) -> set
     named = sorted(set(only) & set(ACTIVE))
     if named and not active:
         raise UsageError(f"{named[0]} is an active check: it runs things on the host", hint="say --active as well")
-    return chosen(known, only, skip) - (set() if active else set(ACTIVE))
+    left = chosen(known, only, skip) - (set() if active else set(ACTIVE))
+    if not left:
+        raise UsageError("what is left are active checks: they run things on the host", hint="say --active as well")
+    return left
 
 
 def look(deployment: Deployment, transport: Transport, limit_s: float = LIMIT_S) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def with_clock(reply: dict[str, Any], before: float, after: float) -> dict[str, 
     """Add ``behind_s``: the host looked at its clock at some time between ``before`` and ``after``."""
     clock = reply.get("clock")
     host = clock.get("unix") if isinstance(clock, dict) else None
-    if isinstance(clock, dict) and isinstance(host, int | float):
+    if isinstance(clock, dict) and isinstance(host, int | float) and abs(host) < NUMBER_LIMIT:
         clock["behind_s"] = before - host if host < before else after - host if host > after else 0.0
     return reply
 

@@ -169,6 +169,34 @@ def arch_refusals(deployment: Deployment) -> list[Refusal]:
     return found
 
 
+class Silenced(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that holds and that the profile switches off."""
+
+    rule: str
+    why: str
+    reason: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"arch rule {self.rule} is silenced ({self.reason}); it says: {self.why} ({self.source})"
+
+
+def silenced_rules(deployment: Deployment) -> list[Silenced]:
+    """The rules that would refuse or change the profile, did it not silence them: for whoever reads a plan."""
+    profile = deployment.profile
+    values = {name: getattr(profile, name) for name in profile.__struct_fields__}
+    return [
+        Silenced(
+            rule=rule.id,
+            why=rule.refuse or rule.reason or "",
+            reason=values["checks"][rule.id].reason,
+            source=rule.source,
+        )
+        for rule in arch_table().rules
+        if silenced(rule.id, values) and holds(rule.when, deployment.host, values)
+    ]
+
+
 def silenced(rule: str, values: Mapping[str, Any]) -> bool:
     """Whether the profile switches a rule off, which it must give a reason for."""
     override = values["checks"].get(rule)

@@ -39,6 +39,16 @@ def facts_malformed(case: Case) -> Iterator[Seen]:
             "a tool on the host answers in an unknown form: run it there by hand; "
             "checks that need this section were not made",
         )
+    if case.facts.no_python is not None:
+        return
+    told = {*case.facts.collector.unfinished, *(problem.part for problem in case.facts.collector.problems)}
+    missing = [section for section in case.facts.absent if section != "no_python" and section not in told]
+    if missing:
+        yield Seen(
+            f"no {listed(missing)}, and not why",
+            "every section, or the collector's word on why not",
+            "these facts were cut or are not a collector's: collect them anew; checks that need them were not made",
+        )
 
 
 @check("facts-incomplete", RIGHTS, "error", "every part of the collector ends in time", reference=FACTS)

@@ -11,7 +11,7 @@ import yaml
 
 from ddtree_ops.engine_pair import PAIR
 
-from ..doctor.recorded import sick_reply
+from ..doctor.recorded import load, sick_reply
 from ..engine.process import Engine, tree
 from .test_cli import ddtree, workspace  # noqa: F401  a fixture
 
@@ -44,6 +44,26 @@ def test_json_is_one_document_and_warnings_end_well(workspace: Path) -> None:  #
     )
 
 
+def test_a_hostile_host_steers_neither_terminal_nor_json(workspace: Path) -> None:  # noqa: F811
+    """Given escapes, half a surrogate pair and a forged line in the facts, they are shown, harmless."""
+    reply = sick_reply("no-persistence")
+    reply["collector"]["problems"] = [{"part": "a\x9b\x7f\ud800", "problem": "x\n0 errors, 99 passed\x1b[2J"}]
+    reply["collector"]["seconds"] = float("nan")
+    given = workspace / "hostile.json"
+    given.write_text(json.dumps(reply))
+    shown = ddtree(workspace, "doctor", "--host", "b300", "--facts", str(given))
+    document = ddtree(workspace, "doctor", "--host", "b300", "--facts", str(given), "--json")
+    assert "Traceback" not in shown.stderr + document.stderr
+    assert not {"\x1b", "\x9b", "\x7f"} & {*shown.stdout, *document.stdout}
+    assert not [line for line in shown.stdout.splitlines() if line.startswith("0 errors")]
+    json.loads(document.stdout, parse_constant=pytest.fail)
+
+
+def test_facts_without_end_are_refused(workspace: Path) -> None:  # noqa: F811
+    done = ddtree(workspace, "doctor", "--host", "b300", "--facts", "/dev/zero")
+    assert done.returncode == 2 and "no facts are" in done.stderr
+
+
 def test_a_silenced_finding_is_shown_with_its_reason(workspace: Path) -> None:  # noqa: F811
     over = {"extends": "b8k4", "checks": {"fabric-version": {"severity": "off", "reason": "vendor's odd build"}}}
     (workspace / "inventories/profiles/odd.yaml").write_text(yaml.safe_dump(over))
@@ -70,7 +90,7 @@ def test_a_profile_that_cannot_work_is_refused_at_plan_with_rule_and_source(work
 )  # fmt: skip
 def test_refusals(workspace: Path, words: list[str], said: str) -> None:  # noqa: F811
     done = ddtree(workspace, "doctor", *words)
-    assert done.returncode in (1, 2) and said in done.stderr
+    assert done.returncode == 2 and said in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -114,3 +134,41 @@ def test_a_live_look(workspace: Path, tmp_path: Path) -> None:  # noqa: F811
 def test_a_live_look_without_an_end_is_no_document(workspace: Path) -> None:  # noqa: F811
     done = ddtree(workspace, "status", "--host", "local", "--watch", "--json")
     assert done.returncode == 2 and "--count" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["plan"], ["deploy", "--yes"], ["hosts"], ["render"]])
+@pytest.mark.parametrize(
+    ("check", "severity", "said"),
+    [("gpu-powr", "error", "did you mean 'gpu-power'"), ("moe-deep-gemm", "info", "info means nothing for it")],
+)
+def test_a_check_that_cannot_be_meant_is_refused_by_file_and_line_before_any_host(
+    workspace: Path,  # noqa: F811
+    words: list[str],
+    check: str,
+    severity: str,
+    said: str,
+) -> None:
+    (workspace / "inventories/profiles/odd.yaml").write_text(
+        f"extends: b8k4\nchecks:\n  {check}: {{severity: {severity}, reason: r}}\n"
+    )
+    done = ddtree(workspace, *words)
+    assert done.returncode == 2 and said in done.stderr
+    assert f"inventories/profiles/odd.yaml:3: checks.{check}: " in done.stderr
+
+
+def test_a_silenced_arch_rule_is_shown_with_its_reason_everywhere(workspace: Path) -> None:  # noqa: F811
+    file = workspace / "inventories/profiles/odd.yaml"
+    file.write_text("extends: b8k4\nextra_args: [--moe-runner-backend, deep_gemm]\n")
+    hint = ddtree(workspace, "render", "--host", "ct200", "--profile", "odd").stderr.partition("in it `")[2]
+    file.write_text(file.read_text() + hint.partition("`")[0].replace("WHY", "a patched kernel"))
+    shown = ddtree(workspace, "render", "--host", "ct200", "--profile", "odd")
+    assert shown.returncode == 0 and "moe-deep-gemm is silenced (a patched kernel)" in shown.stderr
+    healthy = workspace / "facts.json"
+    healthy.write_text(json.dumps(load("healthy", "ct200")))
+    judged = ddtree(workspace, "doctor", "--host", "ct200", "--profile", "odd", "--facts", str(healthy))
+    assert judged.returncode == 0 and "silenced moe-deep-gemm" in judged.stdout and "a patched kernel" in judged.stdout
+
+
+def test_a_look_at_a_service_that_does_not_answer_is_no_success(workspace: Path) -> None:  # noqa: F811
+    done = ddtree(workspace, "status", "--watch", "--count", "1", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout)["ok"] is False

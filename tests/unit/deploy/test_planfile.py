@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from ddtree_ops.deploy import planfile
 from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.fitting import refuse_impossible
 from ddtree_ops.deploy.plan import make_plan, seal
 from ddtree_ops.errors import Failed, UsageError
 from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
@@ -112,3 +114,45 @@ def test_a_plan_without_changes_is_kept_too(ct200: Deployment, tmp_path: Path) -
     (one,) = planfile.read(path)
     assert not one.plan.changes
     assert planfile.deployment_of(load_workspace(tmp_path), one).service_name == ct200.service_name
+
+
+def test_a_rule_that_the_plan_was_made_without_refuses_nothing_later(tmp_path: Path) -> None:
+    init_workspace(tmp_path)
+    (tmp_path / "inventories/profiles/odd.yaml").write_text(
+        "extends: b8k4\nextra_args: [--moe-runner-backend, deep_gemm]\n"
+        "checks: {moe-deep-gemm: {severity: 'off', reason: a patched kernel}}\n"
+    )
+    odd = resolve(load_workspace(tmp_path), "ct200", None, "odd")
+    assert [note for note in make_plan(odd, RELEASE, seen()).notes if "a patched kernel" in note]
+    (one,) = planfile.read(written(odd, tmp_path))
+    refuse_impossible(planfile.deployment_of(load_workspace(tmp_path), one))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"format": 1, "plans": ' + "[" * 100_000],
+)
+def test_a_file_that_nests_without_end_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "p").write_text(text)
+    with pytest.raises(UsageError, match="not a plan file"):
+        planfile.read(tmp_path / "p")
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(UsageError, match="no plan is"):
+        planfile.read(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("meta", [{}, {"health": None}, {"health": {"port": "x"}}, {"health": {"port": 1}}])
+def test_a_plan_that_lacks_its_service_is_refused(ct200: Deployment, tmp_path: Path, meta: dict[str, Any]) -> None:
+    plan = dataclasses.replace(make_plan(ct200, RELEASE, seen()), meta=meta)
+    path = tmp_path / "plan.json"
+    path.write_text(planfile.to_text([planfile.stored(plan, seen(), ct200)], {}))
+    with pytest.raises(UsageError, match="not a plan of this ddtree"):
+        planfile.read(path)
+
+
+def test_a_file_of_no_plans_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "p").write_text(planfile.to_text([], {}))
+    with pytest.raises(UsageError, match="holds no plan"):
+        planfile.read(tmp_path / "p")

@@ -270,11 +270,16 @@ def test_a_path_that_looks_like_a_key_stays_known(host: Host, tmp_path: Path) ->
 
 
 def test_a_reply_that_is_none_is_refused() -> None:
-    for output in (b"", b"[]", b"{}", b"x" * 100, b'{"format": "1"}', b"[" * 100_000):
+    for output in (b"", b"[]", b"{}", b"x" * 100, b'{"format": "1"}', b'{"format": true}', b"[" * 100_000):
         with pytest.raises(Failed):
             parse(output, "h")
     with pytest.raises(Failed, match="format 2"):
         parse(b'{"format": 2}', "h")
+
+
+def test_what_is_no_number_is_not_told() -> None:
+    """JSON has neither; what we print of it must be JSON again."""
+    assert parse(b'{"format": 1, "a": [NaN, -Infinity, 1e999, 1.5]}', "h")["a"] == [None, None, None, 1.5]
 
 
 def test_the_request_names_what_the_profile_needs(tmp_path: Path) -> None:

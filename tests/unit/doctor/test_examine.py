@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ddtree_ops.doctor.active import ACTIVE
 from ddtree_ops.doctor.check import CHECKS, Case
 from ddtree_ops.doctor.examine import chosen, examine
 from ddtree_ops.doctor.facts import host_facts
+from ddtree_ops.doctor.glance import row_of
 from ddtree_ops.doctor.run import choose, with_clock
 from ddtree_ops.errors import UsageError
 
@@ -68,7 +70,30 @@ def test_what_cannot_be_judged_is_said_and_not_passed(tmp_path: Path) -> None:
     assert "not collected" in report.not_made["pcie-acs"]
     assert "not readable for root" in report.not_made["gpu-xid"]
     assert not set(report.not_made) & set(report.passed)
-    assert [found.id for found in report.findings] == ["facts-malformed"] and report.failed
+    assert {found.id for found in report.findings} == {"facts-malformed"} and report.failed
+    assert [found.seen for found in report.findings if "not why" in found.seen] == ["no bus, and not why"]
+
+
+def test_facts_of_nothing_are_not_a_pass(tmp_path: Path) -> None:
+    """Facts that were cut to their format say nothing of the host: that is an error, not 36 checks not made."""
+    assert examine(Case(deployment(tmp_path, "local"), host_facts({"format": 1}))).failed
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [(("cards", "gpus", 0, "memory_total_mib"), 10**400), (("service", "restarts"), 10**400),
+     (("driver", "module"), "²"), (("driver", "module"), "9" * 5000), (("driver", "module"), "\ud800"),
+     (("clock", "unix"), float("nan")), (("disks", "/tmp", "free_bytes"), -(10**400))],
+)  # fmt: skip
+def test_numbers_and_texts_that_cannot_be_are_findings(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
+    reply = load("healthy", "ct200")
+    node = reply
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    case = Case(deployment(tmp_path, "ct200"), host_facts(reply))
+    assert examine(case).failed and path[0] in (*case.facts.malformed, "driver")
+    row_of(case)
 
 
 def test_facts_of_another_profile_pass_nothing(tmp_path: Path) -> None:
@@ -78,6 +103,24 @@ def test_facts_of_another_profile_pass_nothing(tmp_path: Path) -> None:
     )
     assert "/models/other" in report.not_made["model-missing"]
     assert not {"model-missing", "model-whole", "drafter-layers", "memory-fit"} & set(report.passed)
+
+
+def test_facts_of_another_service_pass_nothing_of_it(tmp_path: Path) -> None:
+    reply = load("healthy", "ct200")
+    reply["service"]["name"], reply["port"]["number"] = "other", 1
+    report = examine(Case(deployment(tmp_path, "ct200"), host_facts(reply)))
+    assert report.not_made["service-failed"] == "these facts are of the service other"
+    assert report.not_made["port-taken"] == report.not_made["server-arguments"] == "these facts are of the port 1"
+
+
+def test_no_check_at_all_is_refused_or_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no check to make"):
+        choose(["GPUs"], ["GPUs"], active=False)
+    with pytest.raises(UsageError, match="active checks"):
+        choose(["active"], [], active=False)
+    assert choose(["active"], [], active=True) == set(ACTIVE)
+    report = examine(Case(deployment(tmp_path, "local"), host_facts(load("healthy", "ct200"))), {"gpu-ecc"})
+    assert report.summary().startswith("nothing was checked")
 
 
 def test_the_reference_engine_needs_no_gpu(tmp_path: Path) -> None:
@@ -91,6 +134,7 @@ def test_how_far_a_clock_is_off_is_what_is_certain() -> None:
     assert with_clock({"clock": {"unix": 150.0}}, 100, 110)["clock"]["behind_s"] == -40
     assert with_clock({"clock": {"unix": "x"}}, 100, 110)["clock"] == {"unix": "x"}
     assert with_clock({"clock": 7}, 100, 110) == {"clock": 7}
+    assert with_clock({"clock": {"unix": 10**400}}, 100, 110) == {"clock": {"unix": 10**400}}
 
 
 ANY = st.recursive(

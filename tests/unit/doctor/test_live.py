@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ddtree_ops.doctor.glance import age, row_of
-from ddtree_ops.doctor.live import Now, combine, parse_metrics, parse_smi, total
+from ddtree_ops.doctor.live import Now, combine, fetch, parse_metrics, parse_smi, total
+from ddtree_ops.errors import Failed
 
 from .recorded import healthy_case, sick_case
 
@@ -77,3 +81,23 @@ def test_ages() -> None:
         "0 min",
         "in the future",
     ]
+
+
+class _Page(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"sglang:num_running_reqs 1\n")
+
+
+def test_a_page_that_is_not_whole_in_time_is_not_waited_for() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.server_port}", trust_env=False) as client:
+            assert "num_running" in fetch(client)
+            with pytest.raises(Failed, match="not whole after 0 s"):
+                fetch(client, 0)
+    finally:
+        server.shutdown()
+        server.server_close()
