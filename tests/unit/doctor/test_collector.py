@@ -67,10 +67,26 @@ def test_it_has_nothing_that_writes() -> None:
                 assert set(modes) <= {"rb"}
 
 
+def interpreter(version: str) -> str | None:
+    """A Python of that version: beside the one that runs this, or on the PATH. What stands there must say so itself:
+    a version manager's stand-in may start another one.
+    """
+    beside = sorted(Path(sys.base_prefix).parent.glob(f"*{version}*/bin/python3"))
+    for path in (*beside, shutil.which(f"python{version}")):
+        asked = (
+            [path, "-I", "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"]
+            if path
+            else ["false"]
+        )
+        said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split(maxsplit=1)
+        if said[:1] == [version]:
+            return said[1].strip()
+    return None
+
+
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])
 def test_it_runs_on_the_pythons_of_hosts(host: Host, version: str) -> None:
-    candidates = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"), shutil.which(f"python{version}")]
-    found = next((str(path) for path in candidates if path), None)
+    found = interpreter(version)
     if found is None:
         pytest.skip(f"no Python {version} on this machine")
     host.tool("python3", f'exec {found} "$@"')
