@@ -155,7 +155,10 @@ def read_bytes(path: Path, cap: int = TEXT_CAP, tail: bool = False) -> bytes | N
             return None
         if tail and status.st_size > cap:
             file.seek(-cap, os.SEEK_END)
-        return file.read(cap)
+        try:
+            return file.read(cap)
+        except ProcessLookupError:  # below /proc, of a process that ended meanwhile
+            return None
 
 
 def read_json(path: Path, cap: int = 8 << 20) -> JSON | None:
@@ -185,10 +188,12 @@ def sync_filesystem(path: Path) -> None:
         os.close(fd)
 
 
+PLAIN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SYSTEMD_COLORS": "0"}
+
+
 def run(argv: list[str], timeout: float = 30, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a host's program without a shell; rc 124 when it ran too long, 127 when it is absent."""
-    env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "SYSTEMD_COLORS": "0"}
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": env, "errors": "replace", "cwd": "/", **more}
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": PLAIN, "errors": "replace", "cwd": "/", **more}
     try:
         return subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False, **options)
     except subprocess.TimeoutExpired:

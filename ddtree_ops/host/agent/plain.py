@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .base import JSON, HostError, read_bytes, read_json, run, safe, write_json
+from .base import JSON, PLAIN, HostError, read_bytes, read_json, run, safe, write_json
 from .form import Form, put_entry, read_entry
 from .supervisors import Supervisor
 from .system import boot_id, kill_all, pids, start_ticks
@@ -57,7 +57,10 @@ class Process(Supervisor):
         }
 
     def members(self) -> list[int]:
-        mark = b"DDTREE_SERVICE=" + self.marker.encode()
+        return self._marked("DDTREE_SERVICE")
+
+    def _marked(self, name: str) -> list[int]:
+        mark = f"{name}={self.marker}".encode()
         found = []
         for pid in pids():
             with contextlib.suppress(OSError):
@@ -80,9 +83,16 @@ class Process(Supervisor):
 
     def start(self, timeout: float, block: bool = True) -> None:
         if self.supervisor_pid() is None:
-            done = run([*self.service.agent_argv("supervise")], timeout=min(timeout, 60))
+            env = {**PLAIN, "DDTREE_SUPERVISES": self.marker}
+            done = run([*self.service.agent_argv("supervise")], timeout=min(timeout, 60), env=env)
             if done.returncode != 0:
                 raise HostError("failed", f"supervise: {safe(done.stdout.strip() or done.stderr.strip())}")
+
+    def halt(self, timeout: float) -> None:
+        """Also what is only about to supervise: the one that started it may have been killed meanwhile."""
+        super().halt(timeout)
+        kill_all(lambda: self._marked("DDTREE_SUPERVISES"))
+        kill_all(self.members)
 
     def ask_stop(self, timeout: float, block: bool = True) -> None:
         pid = self.supervisor_pid()
