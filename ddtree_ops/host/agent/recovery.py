@@ -128,6 +128,7 @@ def recover(service: Service, reason: str, boot: bool = False) -> JSON:
     pending = state["pending"]
     if pending is None:
         try_lift_guard(service)
+        service.free_reserve()  # an applier may have been killed between its confirm and its tidying
         service.close_journal()
         service.close_unaccepted(reason)
         return {"result": "nothing", "generation": state["confirmed"]}
