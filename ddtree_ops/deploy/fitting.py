@@ -69,13 +69,14 @@ def misfits(requires: dict[str, Any], system: System) -> list[str]:
     found = []
     if requires["machine"] != system.machine:
         found.append(f"it is for {requires['machine']}, the host is {system.machine or 'unknown'}")
-    if _numbers(system.glibc) < _numbers(requires["glibc"]):
+    if version_numbers(system.glibc) < version_numbers(requires["glibc"]):
         found.append(f"it needs glibc {requires['glibc']}, the host has {system.glibc or 'another libc'}")
     driver = requires["driver"]
-    if driver is not None and _numbers(system.driver or "") < _numbers(driver):
+    if driver is not None and version_numbers(system.driver) < version_numbers(driver):
         found.append(f"it needs NVIDIA driver {driver}, the host has {system.driver or 'none'}")
     return found
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".") if part.isdecimal() and len(part) <= 9]
+def version_numbers(version: str | None) -> list[int]:
+    """A version's numbers, for comparing; [] for none. Hosts say it: a part that is no sane number is left out."""
+    return [int(part) for part in (version or "").split(".") if part.isdecimal() and len(part) <= 9]

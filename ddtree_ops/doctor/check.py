@@ -148,11 +148,6 @@ def listed(names: Iterable[object], most: int = 8) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
-def version(text: str | None) -> list[int]:
-    """A version's numbers, for comparing; [] for none."""
-    return [int(part) for part in (text or "").split(".") if part.isdecimal() and len(part) <= 9]
-
-
 def cells(matrix: dict[str, dict[str, str]], pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str, str]]:
     """(one, other, cell) of a matrix's pairs; a pair that the matrix does not have is left out."""
     for one, other in pairs:

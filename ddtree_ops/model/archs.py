@@ -89,9 +89,14 @@ def arch_table() -> ArchTable:
     return msgspec.convert(yaml.safe_load(text), ArchTable)
 
 
+def base_arch(name: str) -> str:
+    """An inventory's ``sm_XX`` without what the compiler may add: ``sm_90a`` is sm_90."""
+    return name.rstrip("af")
+
+
 def arch_of(name: str) -> Arch | None:
-    """The arch of an inventory's ``sm_XX`` (``sm_90a`` is sm_90); None for one that the table does not have."""
-    return arch_table().archs.get(name.rstrip("af"))
+    """The arch of an inventory's ``sm_XX``; None for one that the table does not have."""
+    return arch_table().archs.get(base_arch(name))
 
 
 def verify_rows(values: Mapping[str, Any]) -> int:
@@ -119,7 +124,7 @@ def holds(when: ArchWhen, host: Host, values: Mapping[str, Any]) -> bool:
     arguments = arguments_of(values["extra_args"])
     return (
         values["engine"] == "sglang"
-        and (when.archs is None or host.gpus.arch.rstrip("af") in when.archs)
+        and (when.archs is None or base_arch(host.gpus.arch) in when.archs)
         and (when.algorithms is None or values["algorithm"] in when.algorithms)
         and (when.attention is None or values["attention_backend"] in when.attention)
         and (when.arguments is None or any(argument in arguments for argument in when.arguments))
@@ -155,8 +160,7 @@ def apply_arch_rules(host: Host, merged: Values) -> list[AppliedRule]:
 
 def arch_refusals(deployment: Deployment) -> list[Refusal]:
     """Why the profile cannot work on its host, a line a rule; empty when no rule says so."""
-    profile = deployment.profile
-    values = {name: getattr(profile, name) for name in profile.__struct_fields__}
+    profile, values = deployment.profile, _values(deployment)
     found = []
     for rule in arch_table().rules:
         if rule.refuse is None or silenced(rule.id, values) or not holds(rule.when, deployment.host, values):
@@ -183,8 +187,7 @@ class Silenced(msgspec.Struct, frozen=True, kw_only=True):
 
 def silenced_rules(deployment: Deployment) -> list[Silenced]:
     """The rules that would refuse or change the profile, did it not silence them: for whoever reads a plan."""
-    profile = deployment.profile
-    values = {name: getattr(profile, name) for name in profile.__struct_fields__}
+    values = _values(deployment)
     return [
         Silenced(
             rule=rule.id,
@@ -201,3 +204,9 @@ def silenced(rule: str, values: Mapping[str, Any]) -> bool:
     """Whether the profile switches a rule off, which it must give a reason for."""
     override = values["checks"].get(rule)
     return override is not None and override.severity == "off"
+
+
+def _values(deployment: Deployment) -> dict[str, Any]:
+    """A resolved profile as the values that rules look at."""
+    profile = deployment.profile
+    return {name: getattr(profile, name) for name in profile.__struct_fields__}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddtree_ops.doctor.check import Case, Seen, check, gib, listed, version
+from ddtree_ops.deploy.fitting import version_numbers
+from ddtree_ops.doctor.check import Case, Seen, check, gib, listed
 from ddtree_ops.release import locked_pythons
 from ddtree_ops.release.lock import Lock, load_lock
 
@@ -121,7 +122,7 @@ def os_machine(case: Case) -> Iterator[Seen]:
 )
 def os_glibc(case: Case) -> Iterator[Seen]:
     wanted = _lock(case).glibc
-    if version(case.facts.os_.glibc) < version(wanted):
+    if version_numbers(case.facts.os_.glibc) < version_numbers(wanted):
         yield Seen(
             f"glibc {case.facts.os_.glibc or 'unknown'}",
             f"glibc {wanted} or newer",

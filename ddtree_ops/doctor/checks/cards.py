@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddtree_ops.doctor.check import Case, Seen, check, listed
+from ddtree_ops.model.archs import base_arch
 
 GROUP = "GPUs"
 #: MiB that an idle card may show as used: the driver's own.
@@ -81,7 +82,7 @@ def gpu_lost(case: Case) -> Iterator[Seen]:
     reference="inventories, gpus.arch; a wheel without it: no kernel image",
 )
 def gpu_arch(case: Case) -> Iterator[Seen]:
-    arch = case.deployment.host.gpus.arch.rstrip("af")
+    arch = base_arch(case.deployment.host.gpus.arch)
     wrong = {cap for cap in case.facts.capabilities.values() if cap and f"sm_{cap.replace('.', '')}" != arch}
     if wrong:
         yield Seen(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddtree_ops.doctor.check import Case, Seen, check, listed, version
+from ddtree_ops.deploy.fitting import version_numbers
+from ddtree_ops.doctor.check import Case, Seen, check, listed
+from ddtree_ops.model.archs import base_arch
 from ddtree_ops.release import locked_pythons
 from ddtree_ops.release.lock import load_lock
 
@@ -76,7 +78,7 @@ def driver_nouveau(case: Case) -> Iterator[Seen]:
 def driver_version(case: Case) -> Iterator[Seen]:
     base = case.profile.release_base
     least, module = load_lock(base, locked_pythons(base)[-1]).driver, case.facts.driver.module
-    if least and module and version(module) < version(least):
+    if least and module and version_numbers(module) < version_numbers(least):
         yield Seen(f"driver {module}", f"{least} or newer for {base}", f"{case.ssh}: install driver {least}, reboot")
 
 
@@ -215,9 +217,9 @@ def cuda_home(case: Case) -> Iterator[Seen]:
     reference="ptxas of 12.8 does not know sm_103a, of 12.9 it does (seen with the binaries in Triton 3.6.0)",
 )
 def ptxas_arch(case: Case) -> Iterator[Seen]:
-    tools, arch = case.facts.toolchain, case.deployment.host.gpus.arch.rstrip("af")
+    tools, arch = case.facts.toolchain, base_arch(case.deployment.host.gpus.arch)
     least = {"sm_90": "11.8", "sm_100": "12.8", "sm_103": "12.9", "sm_120": "12.8"}.get(arch)
-    if least and tools.ptxas and version(tools.ptxas) < version(least):
+    if least and tools.ptxas and version_numbers(tools.ptxas) < version_numbers(least):
         yield Seen(
             f"{tools.cuda_home}/bin/ptxas is of CUDA {tools.ptxas}",
             f"{least} or newer for {arch}",
