@@ -90,8 +90,8 @@ class Process(Supervisor):
 
     def halt(self, timeout: float) -> None:
         """Also what is only about to supervise: the one that started it may have been killed meanwhile."""
-        super().halt(timeout)
-        kill_all(lambda: self._marked("DDTREE_SUPERVISES"))
+        self.ask_stop(timeout)
+        kill_all(lambda: self._marked("DDTREE_SUPERVISES"))  # first: it starts members
         kill_all(self.members)
 
     def ask_stop(self, timeout: float, block: bool = True) -> None:

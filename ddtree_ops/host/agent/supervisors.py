@@ -95,8 +95,7 @@ class Supervisor(ABC):
     def halt(self, timeout: float) -> None:
         """Stop the service and prove that none of its processes is left."""
         self.ask_stop(timeout)
-        if self.members():
-            kill_all(self.members)
+        kill_all(self.members)
 
 
 class Systemd(Supervisor):

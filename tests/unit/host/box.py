@@ -49,6 +49,7 @@ class Box:
         self.root, self.service, self.port = root, service, free_port()
         self.dir = root / "services" / service
         self.agent = root / "bin" / "ddtree-host"
+        self.marker = f"{root}:{service}"
 
     def request(self, verb: str, **fields: Any) -> JSON:
         base = {"verb": verb, "root": str(self.root), "service": self.service, "supervisor": self.supervisor}
@@ -167,7 +168,11 @@ class Box:
 
     def members(self) -> list[int]:
         """All processes of the service, by their environment."""
-        mark = f"DDTREE_SERVICE={self.root}:{self.service}".encode()
+        return self.marked("DDTREE_SERVICE")
+
+    def marked(self, name: str) -> list[int]:
+        """The processes whose environment has this service under ``name``."""
+        mark = f"{name}={self.marker}".encode()
         found = []
         for path in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
