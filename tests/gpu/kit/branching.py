@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from .lab import Lab, Running
-from .tokens import NEW_TOKENS, HeldOut, Round, ask_all, differing
+from .tokens import NEW_TOKENS, HeldOut, Round, ask_all, differing, tell
 
 REFERENCE = Path(__file__).resolve().parents[3] / "results" / "reference" / "measure-c1.txt"
 """Commit lengths of the reference engine, over the first REFERENCE_ROWS held-out prompts."""
@@ -46,7 +46,8 @@ async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], con
                 )
                 got = await ask_all(running.ask, [p.ids for p in some], concurrency, NEW_TOKENS)
                 rounds[name, concurrency] = got
-                _tell(lab, running, concurrency, got, some)
+                tell(lab, "tree", running, concurrency, got, some)
+                _tell_length(lab, running, got, some)
                 if running.spec.budget is not None:
                     await _executed(lab, running, f"C={concurrency}, executed")
 
@@ -93,17 +94,9 @@ async def _executed(lab: Lab, running: Running, case: str) -> None:
     lab.results.add("tree", spec.name, case, ok, **shape, metrics="sglang:" in metrics)
 
 
-def _tell(lab: Lab, running: Running, concurrency: int, got: Round, prompts: list[HeldOut]) -> None:
+def _tell_length(lab: Lab, running: Running, got: Round, prompts: list[HeldOut]) -> None:
+    """The commit length beside the reference engine's, where both are of the same prompts."""
     spec = running.spec
-    compared, wrong = differing(got, [list(p.expected) for p in prompts])
-    figures: dict[str, object] = {"tok_s": got.tokens / got.seconds, "differ_from_torch_fp32": f"{wrong}/{compared}"}
-    if got.verify_steps:
-        figures["accept_length"] = got.tokens / got.verify_steps
-    if got.troubles:
-        figures["troubles"] = f"{len(got.troubles)}: {got.troubles[0]}"
-    exact = wrong == 0 and compared == len(prompts)
-    ok = exact if spec.dtype == "float32" else (None if not got.troubles else False)
-    lab.results.add("tree", spec.name, f"C={concurrency}", ok, **figures)
     if len(prompts) != REFERENCE_ROWS or spec.budget is None or spec.topk is None or not got.drafts:
         return
     wanted = reference_commit_lengths().get((spec.budget, spec.topk))

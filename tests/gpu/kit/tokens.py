@@ -105,7 +105,7 @@ async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int,
                 some = prompts[:EAGER_SERIAL] if concurrency == 1 and not running.spec.graphs else prompts
                 got = await ask_all(running.ask, [p.ids for p in some], concurrency, NEW_TOKENS)
                 rounds[name, concurrency] = got
-                _tell(lab, running, concurrency, got, some)
+                tell(lab, "tokens", running, concurrency, got, some)
 
     told = await asyncio.gather(*(server(name) for name in names), return_exceptions=True)
     for name, error in zip(names, told, strict=True):
@@ -116,7 +116,8 @@ async def run_tokens(lab: Lab, prompts: list[HeldOut], concurrencies: tuple[int,
     _compare(lab, rounds)
 
 
-def _tell(lab: Lab, running: Running, concurrency: int, got: Round, prompts: list[HeldOut]) -> None:
+def tell(lab: Lab, what: str, running: Running, concurrency: int, got: Round, prompts: list[HeldOut]) -> None:
+    """A row of the selection ``what``: speed, accept length, and in fp32 whether all is as the torch model has it."""
     spec = running.spec
     compared, wrong = differing(got, [list(p.expected) for p in prompts])
     figures: dict[str, object] = {"tok_s": got.tokens / got.seconds, "differ_from_torch_fp32": f"{wrong}/{compared}"}
@@ -126,7 +127,7 @@ def _tell(lab: Lab, running: Running, concurrency: int, got: Round, prompts: lis
         figures["troubles"] = f"{len(got.troubles)}: {got.troubles[0]}"
     exact = wrong == 0 and compared == len(prompts)
     ok = exact if spec.dtype == "float32" else (None if not got.troubles else False)
-    lab.results.add("tokens", spec.name, f"C={concurrency}", ok, **figures)
+    lab.results.add(what, spec.name, f"C={concurrency}", ok, **figures)
 
 
 def _compare(lab: Lab, rounds: dict[tuple[str, int], Round]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .configured import configured
-from .inside_pipeline import HEADS, WIDTH, _backend
+from .inside_pipeline import HEADS, WIDTH, stage_backend
 
 CHAIN: dict[str, Any] = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 8}
 
@@ -130,7 +130,7 @@ def _triton(arguments: dict[str, Any]) -> Any:
         device="cpu",
         enable_memory_saver=False,
     )
-    backend = _backend(pool, WIDTH, None, None, arguments)
+    backend = stage_backend(pool, arguments=arguments)
     backend.req_to_token = torch.zeros(9, 164, dtype=torch.int32)
     return backend
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .backend import triton_backend
 from .configured import configured
 
 HEADS, WIDTH, SWA_WIDTH = 2, 8, 24
@@ -22,41 +23,15 @@ def _stages(layers: int, size: int, uneven: str | None) -> list[tuple[int, int]]
     return [get_pp_indices(layers, rank, size) for rank in range(size)]
 
 
-def _backend(pool: Any, v_head_dim: int, window: int | None, arch: Any, arguments: dict[str, Any] | None = None) -> Any:
-    """A backend made by its own ``__init__`` for a runner that has nothing but what that reads."""
-    from sglang.srt.configs.model_config import AttentionArch
-    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-
-    model = SimpleNamespace(
-        attention_arch=arch or AttentionArch.MHA,
-        get_max_num_attention_heads=lambda: HEADS,
-        get_num_kv_heads=lambda tp: HEADS,
-        v_head_dim=v_head_dim,
-        swa_v_head_dim=v_head_dim,
-        context_len=64,
-        hf_config=SimpleNamespace(architectures=[]),
-        is_encoder_decoder=False,
-        linear_attn_registry_result=None,
-    )
-    model.hf_config.get_text_config = lambda: model.hf_config
-    runner = SimpleNamespace(
-        req_to_token_pool=SimpleNamespace(size=2, req_to_token=torch.zeros(2, 64, dtype=torch.int32)),
-        token_to_kv_pool=pool,
-        token_to_kv_pool_allocator=SimpleNamespace(),
-        sliding_window_size=window,
-        model_config=model,
-        device="cpu",
-        gpu_id=0,
-        is_draft_worker=False,
-        server_args=SimpleNamespace(
-            triton_attention_num_kv_splits=8,
-            chunked_prefill_size=64,
-            enable_deterministic_inference=False,
-            triton_attention_split_tile_size=None,
-        ),
-    )
+def stage_backend(
+    pool: Any, window: int | None = None, arch: Any = None, arguments: dict[str, Any] | None = None
+) -> Any:
+    """A backend of two requests and 64 tokens each, under these server arguments."""
+    table = torch.zeros(3, 64, dtype=torch.int32)
     with configured(**(arguments or {})):
-        return TritonAttnBackend(runner)
+        return triton_backend(
+            pool, table, heads=HEADS, kv_heads=HEADS, v_head_dim=WIDTH, context_len=64, window=window, arch=arch
+        )
 
 
 def v_head_dims(layers: int, size: int, uneven: str | None) -> list[int | str]:
@@ -140,6 +115,6 @@ def swa_v_head_dims(layers: int, size: int, uneven: str | None, pattern: int) ->
 
 def _width(pool: Any, window: int | None, arch: Any = None) -> int | str:
     try:
-        return int(_backend(pool, WIDTH, window, arch).v_head_dim)
+        return int(stage_backend(pool, window, arch).v_head_dim)
     except (IndexError, KeyError) as error:
         return type(error).__name__

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .backend import triton_backend
 from .toy import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, Toy
 
 SLOTS, COLUMNS = 400, 96
@@ -115,7 +116,9 @@ class Server:
         self.table = torch.zeros(4, COLUMNS, dtype=torch.int32)
         self.table[1:] = (torch.randperm(SLOTS, generator=self.generator)[: 3 * COLUMNS] + 1).view(3, COLUMNS).int()
         self.true_table = self.table.clone()
-        self.backend = self._backend()
+        self.backend = triton_backend(
+            self.pool, self.table, heads=HEADS, kv_heads=KV_HEADS, v_head_dim=HEAD_DIM, context_len=COLUMNS - 20
+        )
         self.appended: list[tuple[torch.Tensor, ...]] = []
         self.texts: list[list[int]] = []
         self.runner = SimpleNamespace(
@@ -136,41 +139,6 @@ class Server:
             ),
         )
         self.worker = self._worker()
-
-    def _backend(self) -> Any:
-        from sglang.srt.configs.model_config import AttentionArch
-        from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-
-        model = SimpleNamespace(
-            attention_arch=AttentionArch.MHA,
-            get_max_num_attention_heads=lambda: HEADS,
-            get_num_kv_heads=lambda tp: KV_HEADS,
-            v_head_dim=HEAD_DIM,
-            swa_v_head_dim=HEAD_DIM,
-            context_len=COLUMNS - 20,
-            hf_config=SimpleNamespace(architectures=[]),
-            is_encoder_decoder=False,
-            linear_attn_registry_result=None,
-        )
-        model.hf_config.get_text_config = lambda: model.hf_config
-        return TritonAttnBackend(
-            SimpleNamespace(
-                req_to_token_pool=SimpleNamespace(size=3, req_to_token=self.table),
-                token_to_kv_pool=self.pool,
-                token_to_kv_pool_allocator=SimpleNamespace(),
-                sliding_window_size=None,
-                model_config=model,
-                device="cpu",
-                gpu_id=0,
-                is_draft_worker=False,
-                server_args=SimpleNamespace(
-                    triton_attention_num_kv_splits=8,
-                    chunked_prefill_size=64,
-                    enable_deterministic_inference=False,
-                    triton_attention_split_tile_size=None,
-                ),
-            )
-        )
 
     def _worker(self) -> Any:
         from sglang.srt.speculative import ddtree_worker, dflash_worker_v2
