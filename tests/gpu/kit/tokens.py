@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,13 +32,15 @@ class HeldOut:
 @dataclass(frozen=True)
 class Round:
     """What one server answered at one concurrency; ``outputs`` and ``steps`` (verify steps of each request) have None
-    where a request failed. ``drafts``: accepted ones, those behind the length limit included."""
+    where a request failed. ``drafts``: accepted ones, those behind the length limit included. ``cached``: requests
+    whose prompt was, in part, in the server's cache."""
 
     outputs: list[list[int] | None]
     seconds: float
     steps: list[int | None]
     drafts: int
     troubles: list[str]
+    cached: int
 
     @property
     def verify_steps(self) -> int:
@@ -60,30 +63,36 @@ def held_out(pair: Path, count: int) -> list[HeldOut]:
 
 
 async def ask_all(
-    ask: Asker, prompts: list[tuple[int, ...]], concurrency: int, tokens: int, key: str | None = None
+    ask: Asker,
+    prompts: list[tuple[int, ...]],
+    concurrency: int,
+    tokens: int,
+    key: str | None = None,
+    order: Sequence[int] | None = None,
 ) -> Round:
-    """All prompts, ``concurrency`` at a time, greedy, each in its own cache namespace: a new one, or those of ``key``,
-    where an earlier round left prompts and outputs."""
+    """The prompts, ``concurrency`` at a time, greedy, each in its own cache namespace: a new one, or those of ``key``,
+    where an earlier round left prompts and outputs. ``order``: which ones and in what order (default: all)."""
     gate = asyncio.Semaphore(concurrency)
     outputs: list[list[int] | None] = [None] * len(prompts)
     steps: list[int | None] = [None] * len(prompts)
-    drafts, troubles = 0, []
+    drafts, cached, troubles = 0, 0, []
     key = key or fresh_key()
 
     async def one(i: int) -> None:
-        nonlocal drafts
+        nonlocal drafts, cached
         async with gate:
             answer = await ask.generate(prompts[i], tokens, extra_key=f"{key}-{i}")
         if answer.status == 200:
             outputs[i] = answer.ids
             steps[i] = answer.meta.get("spec_verify_ct") or 0
             drafts += answer.meta.get("spec_num_correct_drafts") or 0
+            cached += bool(answer.meta.get("cached_tokens"))
         else:
             troubles.append(f"{answer.status} {answer.text[:120]}")
 
     begun = time.monotonic()
-    await asyncio.gather(*(one(i) for i in range(len(prompts))))
-    return Round(outputs, time.monotonic() - begun, steps, drafts, troubles)
+    await asyncio.gather(*(one(i) for i in order or range(len(prompts))))
+    return Round(outputs, time.monotonic() - begun, steps, drafts, troubles, cached)
 
 
 def fresh_key() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,6 +116,54 @@ def ran_eagerly(captured_to: int | None, bs: int) -> str | None:
         except RuntimeError as error:
             return str(error)
     return None
+
+
+def sampled_in_a_batch(state: str) -> str | None:
+    """What a verify says to a greedy request and a sampled one that was ``served``, ``refused`` or is ``finished``."""
+    from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.speculative.ddtree_checks import Checks
+
+    with configured():
+        reqs = []
+        for temperature in (0.0, 0.7):
+            params = SamplingParams(max_new_tokens=4, temperature=temperature)
+            params.normalize(None)
+            reqs.append(Req("one", "", array("q", [5, 6, 7]), params))
+        if state == "refused":
+            reqs[1].set_finish_with_abort("no")
+        elif state == "finished":
+            reqs[1].finished_reason = FINISH_LENGTH(4)
+        try:
+            Checks(9, 8, 7).request(SimpleNamespace(reqs=reqs, has_grammar=False))
+        except RuntimeError as error:
+            return str(error)
+    return None
+
+
+def watched(raises: bool) -> dict[str, Any]:
+    """What SGLang's watch over KV slots did while the start-up canary ran, and what is left of it."""
+    from sglang.srt.kv_canary.state import ViolationLog
+    from sglang.srt.speculative.ddtree_canary import unwatched
+
+    log = ViolationLog.allocate(ring_capacity=4, device=torch.device("cpu"))
+    steps: list[str] = []
+    reports = SimpleNamespace(step=lambda: steps.append("told"))
+    watch = SimpleNamespace(_violation_manager=reports, _device_state=SimpleNamespace(violation_log=log))
+    with contextlib.suppress(KeyError), unwatched(watch):
+        watch._violation_manager.step()
+        log.violation_ring[0] = 7
+        log.violation_write_index.add_(1)
+        if raises:
+            raise KeyError
+    during = len(steps)
+    watch._violation_manager.step()
+    return {
+        "during": during,
+        "after": len(steps),
+        "found": int(log.violation_write_index),
+        "ring": int(log.violation_ring.abs().sum()),
+    }
 
 
 def _triton(arguments: dict[str, Any]) -> Any:

@@ -48,6 +48,7 @@ def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]
     try:
         with configured(**Setting(**setting).arguments()), torch.inference_mode():
             server = Server(Setting(**setting), Toy(5), 9, False)
+            server.runner.canary_manager = None
             server.runner.war_fastpath_read_done_event = "the canary's"
             said = None
             try:

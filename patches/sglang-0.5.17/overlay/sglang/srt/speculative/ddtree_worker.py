@@ -18,7 +18,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.ddtree_args import unsupported_runner
 from sglang.srt.speculative.ddtree_build import DraftTrees
-from sglang.srt.speculative.ddtree_canary import canary_tree, run_canary
+from sglang.srt.speculative.ddtree_canary import canary_tree, run_canary, unwatched
 from sglang.srt.speculative.ddtree_checks import Checks, check_graphs
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput, Executed, snapshot_lists
 from sglang.srt.speculative.ddtree_mask import mask_cells, write_mask
@@ -270,7 +270,8 @@ class DDTreeWorker(DFlashWorkerV2):
             return logits.view(*shape, -1).clone()
 
         half = self.model_runner.dtype != torch.float32
-        faults = run_canary(tree, len(prefixes), vocab_size, half, forward)
+        with unwatched(self.model_runner.canary_manager):
+            faults = run_canary(tree, len(prefixes), vocab_size, half, forward)
         table[1 : len(prefixes) + 1, :length] = kept
         # Else the scheduler would take it for the first batch's, and not wait for that one.
         self.model_runner.war_fastpath_read_done_event = None
