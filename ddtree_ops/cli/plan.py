@@ -21,7 +21,7 @@ AdoptOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what somebody changed on the host.")]
 
 
-@command("plan", "Deploy")
+@command("plan")
 def plan(
     host: HostOption = None,
     service: ServiceOption = None,
