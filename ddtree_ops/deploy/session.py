@@ -24,7 +24,7 @@ from ddtree_ops.model.validate import is_loopback
 from ddtree_ops.release.cache import Cache
 from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.ship import LIST_TIMEOUT_S, staging_of
-from ddtree_ops.remote.transport import Transport, connect
+from ddtree_ops.remote.transport import Transport, connect, connect_when_needed
 from ddtree_ops.units import render
 
 
@@ -138,8 +138,8 @@ class Session:
 
 
 def open_session(deployment: Deployment) -> Session:
-    """Connect to the deployment's host; leaving the session's block closes the connection."""
-    return Session(deployment, connect(deployment.host))
+    """A session with the deployment's host, dialled by what is first asked; leaving its block closes the connection."""
+    return Session(deployment, connect_when_needed(deployment.host))
 
 
 def author(workspace: Path) -> dict[str, Any]:
@@ -195,8 +195,8 @@ def restore_limit_s(deployment: Deployment) -> float:
 
 
 def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
-    """Install or refresh ``bin/ddtree-host`` when the host has another one."""
-    if seen.agent_sha256 == host_side.sha256():
+    """Install or refresh ``bin/ddtree-host`` when the host has another one, or does not keep it compiled."""
+    if seen.agent_sha256 == host_side.sha256() and session.agent.kept is not False:
         return
     ui.step("installing ddtree-host")
     session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())
