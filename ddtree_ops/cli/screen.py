@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from ddtree_ops.cli.app import clean
+from ddtree_ops.cli.table import draw
 from ddtree_ops.errors import Failed, UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +47,12 @@ class _Stream:
         return self.file.isatty()
 
     @property
-    def _coloured(self) -> bool:
+    def draws_lines(self) -> bool:
+        """Whether its encoding has the characters that tables are drawn with."""
+        return self.file.encoding.lower().replace("-", "") == "utf8"
+
+    @property
+    def coloured(self) -> bool:
         wanted = self.is_terminal or bool(os.environ.get("FORCE_COLOR"))
         return wanted and not os.environ.get("NO_COLOR") and os.environ.get("TERM") not in ("dumb", "unknown")
 
@@ -62,7 +68,7 @@ class _Stream:
 
     def line(self, text: str, style: str = "") -> None:
         """The text and a newline, in a colour of `STYLES` where the terminal has any."""
-        if style and self._coloured:
+        if style and self.coloured:
             text = f"\x1b[{STYLES[style]}m{text}\x1b[0m"
         with self._forgiving(), _writing:
             self.file.write(f"{text}\n")
@@ -147,23 +153,31 @@ class Screen:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
         """A table of the result. Columns whose cells all look like numbers are right-aligned."""
+        self._end_progress()
+        stream = self._err if self.json else self._out
+        # A column without rows is no column of numbers.
+        right = [bool(rows) and all(row[index][:1].isdigit() for row in rows) for index in range(len(columns))]
+        cells = [[clean(cell) for cell in row] for row in rows]
+        if not title and not caption and stream.draws_lines:
+            drawn = draw(columns, cells, right, bold=stream.coloured)
+            if drawn is not None:
+                stream.line(drawn)
+                return
         from rich.table import Table
         from rich.text import Text
 
-        self._end_progress()
         table = Table(
             title=Text(title) if title else None,
             caption=Text(caption) if caption else None,
             title_justify="left",
             caption_justify="left",
         )
-        for index, column in enumerate(columns):
-            numeric = all(row[index][:1].isdigit() for row in rows) if rows else False
+        for column, numeric in zip(columns, right, strict=True):
             # Folded and not cut: on a narrow terminal an id must still be whole.
             table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(clean(cell)) for cell in row))
-        (self._err if self.json else self._out).show(table)
+        for row in cells:
+            table.add_row(*map(Text, row))
+        stream.show(table)
 
     def document(self, data: Any) -> None:
         """The one JSON document on stdout, in ASCII: a host's text may hold what steers a terminal, and what stdout

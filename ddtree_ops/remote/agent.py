@@ -68,10 +68,15 @@ class Agent:
     ) -> None:
         """``root`` is the host's directory (/opt/ddtree), ``source`` another script than the package's own."""
         self.transport = transport
-        self.source = host_side.source() if source is None else source
+        self._source = source
         #: Whether the host keeps this very agent compiled; None while nothing was asked.
         self.kept: bool | None = None
         self.root, self.service, self.supervisor, self.unit_dir = root, service, supervisor, unit_dir
+
+    @property
+    def source(self) -> str:
+        """The host's half, whole."""
+        return host_side.source() if self._source is None else self._source
 
     @property
     def elevates(self) -> bool:
@@ -110,8 +115,10 @@ class Agent:
             f"exec(compile(zlib.decompress(base64.b64decode('{self._packed_source}')), 'ddtree-host', 'exec'))\n{last}"
         ).encode()
 
-    @functools.cached_property
+    @property
     def _sha256(self) -> str:
+        if self._source is None:
+            return host_side.sha256()
         return hashlib.sha256(self.source.encode()).hexdigest()
 
     @functools.cached_property
