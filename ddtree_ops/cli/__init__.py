@@ -34,26 +34,6 @@ def _root(
 
 def main() -> None:
     """The entry point ``ddtree``."""
-    from ddtree_ops.cli import (  # noqa: F401  registering a command is importing its file
-        build,
-        demo,
-        deploy,
-        doctor,
-        history,
-        hosts,
-        init,
-        logs,
-        patch,
-        plan,
-        power,
-        releases,
-        render,
-        rollback,
-        snapshot,
-        status,
-        verify_exactness,
-    )
-
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal's encoding lacks is no reason to end
             stream.reconfigure(errors="backslashreplace")

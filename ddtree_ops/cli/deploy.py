@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddtree_ops.deploy.aftermath import Outcome
 
 
-@command("deploy", "Deploy")
+@command("deploy")
 def deploy(
     file: Annotated[
         Path | None, typer.Argument(help="A plan that `ddtree plan -o` wrote: exactly it is applied, or refused.")

@@ -10,12 +10,8 @@ import paramiko
 from paramiko.hostkeys import HostKeyEntry, HostKeys
 
 from ..errors import Unreachable, UsageError
+from .knownhosts import known_name
 from .transport import Endpoint
-
-
-def known_name(host: Endpoint) -> str:
-    """The host's name in a known_hosts file, as ssh(1) writes it."""
-    return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
 
 
 def add_expected(host: Endpoint, keys: HostKeys) -> None:

@@ -201,7 +201,12 @@ def status(service: Service, request: JSON) -> JSON:
 
 
 def probe(service: Service, request: JSON) -> JSON:
-    """All a plan needs, in one reply. Writes nothing, works without root with less detail."""
+    """All a plan needs, in one reply, systemd asked once. Writes nothing, works without root with less detail."""
+    with service.sup.one_look():
+        return _probe(service, request)
+
+
+def _probe(service: Service, request: JSON) -> JSON:
     root = service.root
     asked = [named(RELEASE, release, "release") for release in member(request, "releases", list, [])]
     there = next(path for path in (root, *root.parents) if path.exists())

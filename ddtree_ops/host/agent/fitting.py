@@ -9,9 +9,8 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .base import JSON, HostError, member, named, read_bytes, run
 from .system import glibc
@@ -35,8 +34,7 @@ QUESTION = (
 )
 
 
-@dataclass(frozen=True)
-class Interpreter:
+class Interpreter(NamedTuple):
     """One of the host's: ``says`` is its answer to `QUESTION`."""
 
     path: str

@@ -9,10 +9,9 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .base import JSON, TEXT_CAP, HostError, fsync_dir, read_bytes, remove, write_file, write_link
 
@@ -57,8 +56,7 @@ class Journal:
             fsync_dir(self.path.parent)
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """All that a service's name means on disk. ``kind``: none, file (``data`` = bytes), link (``data`` = target).
 
     ``links`` are the symlinks that enable or alias the unit: path relative to unit_dir -> target.
@@ -68,8 +66,8 @@ class Form:
     data: bytes = b""
     mode: int = 0o644
     owner: tuple[int, int] | None = None
-    dropins: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
-    links: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    dropins: Mapping[str, bytes] = MappingProxyType({})
+    links: Mapping[str, str] = MappingProxyType({})
 
     @property
     def masked(self) -> bool:

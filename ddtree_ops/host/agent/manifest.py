@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .base import JSON, RELEASE, SHA256, HostError, integer, member, named
 from .fitting import PACKAGE, RELEASED
@@ -25,8 +24,7 @@ SMOKE = {
 }
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """A manifest whose every word was checked. ``files``: path -> (sha256, size, mode)."""
 
     id: str

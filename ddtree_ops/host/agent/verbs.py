@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import marshal
 import os
 import pwd
 import secrets
@@ -13,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import CodeType
 
 from .applier import check_plan
 from .base import (
@@ -59,7 +61,7 @@ WantedBy=multi-user.target
 def bootstrap(service: Service, request: JSON) -> JSON:
     """Write bin/ddtree-host, the directories, and as root under systemd the user and the boot one-shot."""
     source = base64.b64decode(member(request, "source_b64", str), validate=True)
-    compile(source, "ddtree-host", "exec")
+    code = compile(source, "ddtree-host", "exec")
     changed = []
     root = service.root
     for path, mode in (
@@ -87,7 +89,22 @@ def bootstrap(service: Service, request: JSON) -> JSON:
     if read_bytes(service.agent, 8 << 20) != source:
         write_file(service.agent, source, 0o755)
         changed.append("bin/ddtree-host")
+    if keep_compiled(root, source, code):
+        changed.append("bin/ddtree-host, compiled")
     return {"changed": changed, "agent_sha256": digest(source)}
+
+
+def keep_compiled(root: Path, source: bytes, code: CodeType) -> bool:
+    """Keep the code of ``source`` for this very Python beside it, for questions that come without the source
+    (`remote.agent.BRIEF` reads it): compiling takes longer than answering. Whether it had to be written.
+    """
+    path = root / "bin" / f"ddtree-host.{sys.implementation.cache_tag}"
+    head = f"{digest(source)} {sys.hexversion:x} ".encode()
+    if (read_bytes(path, 16 << 20) or b"").startswith(head):
+        return False
+    data = marshal.dumps(code)
+    write_file(path, head + f"{digest(data)}\n".encode() + data)
+    return True
 
 
 def apply(service: Service, request: JSON) -> JSON:
