@@ -59,6 +59,8 @@ def joined(folder: str, parts: Sequence[str]) -> str:
             names.setdefault(package, set()).update(wanted.split(", "))
         bodies.append(f"# {'-' * 20} {title[1].splitlines()[0]}\n\n\n{_IMPORT.sub('', text).strip()}\n")
     names["typing"].discard("TYPE_CHECKING")
+    if not names["typing"]:  # it is slow to load, and annotations are never evaluated
+        del names["typing"]
     future = f"from __future__ import {', '.join(names.pop('__future__'))}\n"
     imports = [f"import {module}\n" for module in sorted(modules - {""})]
     imports += [f"from {package} import {', '.join(sorted(names[package]))}\n" for package in sorted(names) if package]

@@ -14,8 +14,8 @@ import pytest
 
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Cache, Release, build
-from ddtree_ops.remote import Agent, Transport, connect, ship
-from ddtree_ops.remote.ship import remaining, stream
+from ddtree_ops.remote import Agent, Transport, connect
+from ddtree_ops.remote.ship import remaining, ship, stream
 
 from ..unit.release.test_build import REFERENCE, make
 from ..unit.release.wheelwright import lock_of

@@ -11,9 +11,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from .base import JSON, TEXT_CAP, HostError, fsync_dir, read_bytes, remove, write_file, write_link
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Journal:
@@ -56,18 +59,23 @@ class Journal:
             fsync_dir(self.path.parent)
 
 
-class Form(NamedTuple):
+class Form:
     """All that a service's name means on disk. ``kind``: none, file (``data`` = bytes), link (``data`` = target).
 
     ``links`` are the symlinks that enable or alias the unit: path relative to unit_dir -> target.
     """
 
-    kind: str = "none"
-    data: bytes = b""
-    mode: int = 0o644
-    owner: tuple[int, int] | None = None
-    dropins: Mapping[str, bytes] = MappingProxyType({})
-    links: Mapping[str, str] = MappingProxyType({})
+    def __init__(
+        self,
+        kind: str = "none",
+        data: bytes = b"",
+        mode: int = 0o644,
+        owner: tuple[int, int] | None = None,
+        dropins: Mapping[str, bytes] = MappingProxyType({}),
+        links: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.kind, self.data, self.mode, self.owner = kind, data, mode, owner
+        self.dropins, self.links = dropins, links
 
     @property
     def masked(self) -> bool:

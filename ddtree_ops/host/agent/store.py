@@ -10,17 +10,18 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import select
-import shutil
 import stat
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, SHA256, HostError, absolute, make_dir, named, sync_filesystem
+
+if TYPE_CHECKING:
+    from typing import IO, Any
 
 IDLE_S = 12.0  # a sender whose link is that long silent is gone: its own end gives up after 10 s
 SETTLE_PARTS_S = 3.0  # what a broken connection still had in its pipes has arrived by then
@@ -237,6 +238,8 @@ def hold(part: int) -> None:
 
 def clone(source: IO[bytes], target: IO[bytes]) -> None:
     """Reflink where the filesystem can, else copy. Never a hard link: one write would corrupt every release."""
+    import shutil  # not at the head: a question needs none of it
+
     ficlone = 0x40049409
     try:
         fcntl.ioctl(target.fileno(), ficlone, source.fileno())
@@ -291,7 +294,7 @@ def ingest_batch(root: Path, directory: int, batch: list[str], found: dict[str, 
     store = store_dir(root)
     try:
         for sha in batch:
-            temp = store / f".{sha}.{secrets.token_hex(4)}.tmp"
+            temp = store / f".{sha}.{os.urandom(4).hex()}.tmp"
             try:
                 right = take(directory, sha, temp)
             except FileNotFoundError:

@@ -6,12 +6,11 @@ import contextlib
 import json
 import os
 import shlex
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .base import (
     DROPIN,
@@ -32,6 +31,8 @@ RUNTIME_UNITS = Path("/run/systemd/system")
 GUARD = "ddtree-guard.conf"  # the drop-in of guard.py
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .service import Service
 
 
@@ -244,6 +245,8 @@ class Systemd(Supervisor):
         form = self.form_of(n)
         if form.kind != "file":
             return {}
+        import tempfile  # not at the head: a question needs none of it
+
         with tempfile.TemporaryDirectory(dir=self.service.dir, prefix=".verify-") as temp:
             path = Path(temp) / self.unit
             path.write_bytes(form.data)

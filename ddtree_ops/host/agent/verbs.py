@@ -8,7 +8,6 @@ import json
 import marshal
 import os
 import pwd
-import secrets
 import select
 import signal
 import sys
@@ -152,7 +151,7 @@ def apply(service: Service, request: JSON) -> JSON:
 
 def leave_verdict(directory: Path, given: JSON) -> bool:
     """Put verdict.json there, whole; False when one is there already."""
-    temp = directory / f".verdict.{secrets.token_hex(4)}"
+    temp = directory / f".verdict.{os.urandom(4).hex()}"
     write_json(temp, given)
     try:
         os.link(temp, directory / "verdict.json")
@@ -186,7 +185,7 @@ def record(service: Service, request: JSON) -> JSON:
         raise HostError("usage", "verdict.passed is neither true nor false")
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
     note = safe(member(request, "note", str, ""), cap=500)
-    txn = f"record-{int(time.time())}-{secrets.token_hex(2)}"
+    txn = f"record-{int(time.time())}-{os.urandom(2).hex()}"
     with service.lock(txn, who, client, "a verdict"):
         state = service.state()
         if state["pending"] is not None:
@@ -219,7 +218,7 @@ def power(service: Service, request: JSON) -> JSON:
         raise HostError("refused", f"{service.name} was never deployed here")
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
     timeout = number(request.get("timeout_s", 60), "timeout_s", 1, 3600)
-    txn = f"{verb}-{int(time.time())}-{secrets.token_hex(2)}"
+    txn = f"{verb}-{int(time.time())}-{os.urandom(2).hex()}"
     with service.lock(txn, who, client, verb):
         if service.state()["pending"] is not None:
             raise HostError("refused", "a deploy is unfinished; recover it first")

@@ -15,8 +15,8 @@ import pytest
 
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Release
-from ddtree_ops.remote import Agent, Result, Transport, connect, ship
-from ddtree_ops.remote.ship import CONNECTIONS, SLICE, Piece, lots_of, remaining, stream
+from ddtree_ops.remote import Agent, Result, Transport, connect
+from ddtree_ops.remote.ship import CONNECTIONS, SLICE, Piece, lots_of, remaining, ship, stream
 
 from ..release.test_build import make
 from .endpoint import Entry
