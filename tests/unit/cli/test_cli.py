@@ -299,3 +299,17 @@ def test_ctrl_c_is_one_json_document_too(workspace: Path, verb: str, hosts: list
         connection.close()
     assert client.returncode == 130 and b"Traceback" not in err
     assert [row["error"]["exit_code"] for row in json.loads(out)["hosts"]] == [130] * len(hosts)
+
+
+def test_ctrl_c_while_modules_are_imported_is_told_in_a_line() -> None:
+    program = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from ddtree_ops.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
