@@ -40,10 +40,27 @@ class Fleet:
 
 
 @contextlib.contextmanager
+def room_for_watches(least: int = 1024) -> Iterator[None]:
+    """Each systemd watches files, and all hosts share this kernel's limit for root: raised while they run."""
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    before = int(limit.read_text())
+    if before < least:
+        limit.write_text(str(least))
+    try:
+        yield
+    finally:
+        limit.write_text(str(before))
+
+
+@contextlib.contextmanager
 def fleet(count: int, python: str) -> Iterator[Fleet]:
     """``count`` hosts and their workspace, for the length of the block; ``python`` has ddtree installed."""
     os.environ.setdefault("XDG_CACHE_HOME", str(HOME / "cache"))
-    with laboratory() as lab, tempfile.TemporaryDirectory(prefix="ddtree-speed-", dir="/var/tmp") as directory:
+    with (
+        room_for_watches(),
+        laboratory() as lab,
+        tempfile.TemporaryDirectory(prefix="ddtree-speed-", dir="/var/tmp") as directory,
+    ):
         hosts = [lab.host(f"h{n}") for n in range(1, count + 1)]
         folder = Path(directory, "workspace")
         folder.mkdir()
