@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from tests.hosts.harness import Lab, TestHost, laboratory
 from tests.hosts.matrix.world import PROMPTS, SCRIPTED, ScriptedRelease
 from tests.hosts.test_main_job import SERVICE, Workspace
 
-PROFILE = "b8k4"
+from .venvs import HOME
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Fleet:
     lab: Lab
     hosts: list[TestHost]
     directory: Path
+    cache: Path
 
     def ssh_options(self, host: TestHost) -> list[str]:
         """Words for ssh(1) that hold it to the same as ddtree: no files of its own, one key, strict host keys."""
@@ -38,9 +40,27 @@ class Fleet:
 
 
 @contextlib.contextmanager
+def room_for_watches(least: int = 1024) -> Iterator[None]:
+    """Each systemd watches files, and all hosts share this kernel's limit for root: raised while they run."""
+    limit = Path("/proc/sys/fs/inotify/max_user_instances")
+    before = int(limit.read_text())
+    if before < least:
+        limit.write_text(str(least))
+    try:
+        yield
+    finally:
+        limit.write_text(str(before))
+
+
+@contextlib.contextmanager
 def fleet(count: int, python: str) -> Iterator[Fleet]:
     """``count`` hosts and their workspace, for the length of the block; ``python`` has ddtree installed."""
-    with laboratory() as lab, tempfile.TemporaryDirectory(prefix="ddtree-speed-", dir="/var/tmp") as directory:
+    os.environ.setdefault("XDG_CACHE_HOME", str(HOME / "cache"))
+    with (
+        room_for_watches(),
+        laboratory() as lab,
+        tempfile.TemporaryDirectory(prefix="ddtree-speed-", dir="/var/tmp") as directory,
+    ):
         hosts = [lab.host(f"h{n}") for n in range(1, count + 1)]
         folder = Path(directory, "workspace")
         folder.mkdir()
@@ -56,4 +76,4 @@ def fleet(count: int, python: str) -> Iterator[Fleet]:
                 ship(session, ScriptedRelease(made["release"]))
         workspace.ddtree("deploy", "--host", "all", "--yes", "--no-snapshot")
         workspace.ddtree("plan", "--host", "all")
-        yield Fleet(lab, hosts, folder)
+        yield Fleet(lab, hosts, folder, Path(os.environ["XDG_CACHE_HOME"]))

@@ -21,7 +21,9 @@ from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Locked
 from ddtree_ops.model import Deployment, Profile
 from ddtree_ops.model.validate import is_loopback
+from ddtree_ops.remote import openssh
 from ddtree_ops.remote.agent import Agent
+from ddtree_ops.remote.openssh import Carrier
 from ddtree_ops.remote.transport import Transport, connect, connect_when_needed
 from ddtree_ops.units import render
 from ddtree_ops.units.render import warm
@@ -70,6 +72,12 @@ class Session:
     def beside(self) -> Transport:
         """One more connection to the host, for the caller to close. Raises Unreachable."""
         return connect(self.deployment.host)
+
+    def carrier(self) -> Carrier | None:
+        """A faster way to the host for bulk, where there is one."""
+        if self.deployment.host.transport != "ssh":
+            return None
+        return openssh.carrier(self.deployment.host)
 
     def probe(self, releases: Collection[str] = ()) -> Facts:
         """One round trip, no write. ``releases``: ids to ask for."""

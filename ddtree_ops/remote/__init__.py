@@ -1,4 +1,4 @@
-"""A host seen through ssh or locally, and its agent: run commands there, ask the agent (`ship` brings releases)."""
+"""A host seen through a transport (ssh or local) and its agent: run commands there, ask it, ship releases."""
 
 from .agent import Agent
 from .transport import Process, Result, Transport, connect

@@ -78,6 +78,11 @@ class Agent:
         """The host's half, whole."""
         return host_side.source() if self._source is None else self._source
 
+    @source.setter
+    def source(self, text: str) -> None:
+        self._source = text
+        self.__dict__.pop("_packed_source", None)
+
     @property
     def elevates(self) -> bool:
         """Whether root's verbs run as root. A host with plain processes may be all its user's own."""

@@ -30,9 +30,11 @@ def add_expected(host: Endpoint, keys: HostKeys) -> None:
             text = path.read_text()
         except OSError as error:
             raise UsageError(f"{host.name}: known_hosts {path}: {error.strerror}") from error
-        if any(line.lstrip().startswith("@revoked") for line in text.splitlines()):
-            # paramiko skips marked lines: a revoked key that another line allows would pass.
-            raise UsageError(f"{host.name}: {path} has @revoked lines, which are not supported; use host_key instead")
+        marks = {line.split()[0] for line in text.splitlines() if line.lstrip().startswith("@")}
+        if marks:
+            # paramiko skips @revoked (a revoked key that another line allows would pass), and reads no other mark.
+            named = " and ".join(sorted(marks))
+            raise UsageError(f"{host.name}: {path} has {named} lines, which are not supported; use host_key instead")
         keys.load(str(path))
 
 

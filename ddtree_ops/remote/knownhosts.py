@@ -30,13 +30,13 @@ def allowed_keys(host: Endpoint) -> list[str] | None:
         lines = Path(host.known_hosts).expanduser().read_text().splitlines()
     except (OSError, ValueError, RuntimeError):
         return None
-    if any(line.lstrip().startswith("@revoked") for line in lines):
+    if any(line.lstrip().startswith("@") for line in lines):
         return None
     name, keys = known_name(host), []
     for line in lines:
         fields = line.split()
-        # paramiko skips marked lines (a certificate authority's) and takes names literally: no patterns
-        if len(fields) < 3 or fields[0][0] in "#@":
+        # paramiko takes names literally: no patterns
+        if len(fields) < 3 or fields[0].startswith("#"):
             continue
         if any(_is(name, word) for word in fields[0].split(",")) and (key := _key(fields[1:])) is not None:
             keys.append(key)

@@ -137,13 +137,14 @@ class Inflated:
     """The stream as it comes: what arrived can be read at once. Memory is bounded whatever it expands to."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._inflate, self._ready = fd, zlib.decompressobj(16 + zlib.MAX_WBITS), b""
+        self._fd, self._inflate = fd, zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._ready, self._at = b"", 0  # what was inflated, and how much of it is taken
 
-    def some(self, limit: int) -> bytes:
-        """At least one byte and at most ``limit``; b"" at the good end. Raises cut, or failed when it is damaged."""
-        while not self._ready:
+    def _filled(self) -> bool:
+        """Whether there is a byte to take; False at the good end. Raises cut, or failed when it is damaged."""
+        while self._at >= len(self._ready):
             if self._inflate.eof:
-                return b""
+                return False
             data = self._inflate.unconsumed_tail
             if not data:
                 if not select.select([self._fd], [], [], IDLE_S)[0]:
@@ -152,20 +153,26 @@ class Inflated:
                 if not data:
                     raise HostError("cut", "the stream was cut")
             try:
-                self._ready = self._inflate.decompress(data, 1 << 20)
+                self._ready, self._at = self._inflate.decompress(data, 1 << 20), 0
             except zlib.error as error:
                 raise HostError("failed", f"the stream is damaged: {error}") from error
-        found, self._ready = self._ready[:limit], self._ready[limit:]
+        return True
+
+    def _take(self, end: int) -> bytes:
+        found = self._ready[self._at : end]
+        self._at += len(found)
         return found
 
+    def some(self, limit: int) -> bytes:
+        """At least one byte and at most ``limit``; b"" at the good end. Raises cut, or failed when it is damaged."""
+        return self._take(self._at + limit) if self._filled() else b""
+
     def line(self) -> bytes:
-        """Up to a newline, without it; b"" at the end."""
+        """Up to a newline, without it; b"" at the end. A line that does not end is given up after 200 bytes."""
         line = b""
-        while not line.endswith(b"\n"):
-            byte = self.some(1)
-            if not byte or len(line) > 200:
-                break
-            line += byte
+        while not line.endswith(b"\n") and len(line) <= 200 and self._filled():
+            last = self._at + 201 - len(line)
+            line += self._take(self._ready.find(b"\n", self._at, last) + 1 or last)
         return line.rstrip(b"\n")
 
 
