@@ -1,7 +1,7 @@
 """python -m benchmarks.speed [--rounds N] [ROW ...]
 
 Rows: start (help, version, completion), profiles, one (plan, deploy on one host), ten (plan, deploy, status on ten),
-link (round trips over a slow link), ship (a release of 500 MB, and one of 10,000 small files). Without names: all.
+ship (a release of 500 MB, and one of 10,000 small files). Without names: all.
 Everything but start and profiles needs root (tests/hosts/install-needs). Each contestant gets an environment of its own
 below .local/bench, made by the first run. Writes benchmarks/results.json and the README's table.
 """
@@ -15,11 +15,12 @@ from . import rows
 from .fleet import fleet
 from .report import keep, told
 from .rows import Row
+from .shipping import shipping
 from .timing import race
 from .venvs import venv, versions
 
 LOCAL = {"start": rows.start, "profiles": rows.render}
-HOSTS = {"one": rows.one, "ten": rows.ten}
+HOSTS = {"one": rows.one, "ten": rows.ten, "ship": shipping}
 COUNT = 10
 
 

@@ -86,7 +86,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 def arch_table() -> ArchTable:
     """The packaged table."""
     text = resources.files(__package__).joinpath("arch_rules.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), ArchTable)
+    return msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ArchTable)
 
 
 def base_arch(name: str) -> str:
