@@ -24,7 +24,7 @@ def ceilings(concurrency: Sequence[int], max_tokens: int) -> dict[int, tuple[flo
     The stub takes a core of its own where there is one: on a single core the true ceiling is higher. Raises Failed.
     """
     prompts = PromptSet("stub", tuple((index, index + 1, index + 2) for index in range(512)))
-    found = {}
+    found: dict[int, tuple[float, float]] = {}
     with stub() as url:
         for value in sorted(set(concurrency)):
             count = max(32, REQUESTS_PER_SLOT * value)

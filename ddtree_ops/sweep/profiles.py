@@ -1,4 +1,4 @@
-"""A shape as a deployment: the inventory's base with the shape on top, the host's and the arch's rules applied. Pure."""
+"""A shape as a deployment: the inventory's base with the shape on top, its rules applied. Pure."""
 
 from __future__ import annotations
 

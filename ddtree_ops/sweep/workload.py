@@ -109,8 +109,8 @@ def eos_ids(*configs: bytes) -> list[int] | None:
         for place in (config, config.get("text_config")) if isinstance(config, dict) else ():
             given = place.get("eos_token_id") if isinstance(place, dict) else None
             ids = given if isinstance(given, list) else [given]
-            if ids and all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
-                return [int(one) for one in ids]
+            if numbers := [one for one in ids if isinstance(one, int) and not isinstance(one, bool)]:
+                return numbers
     return None
 
 
