@@ -34,10 +34,11 @@ from ddtree_ops.sweep.records import Attempt, Ended, Journal, Measured, Started,
 from ddtree_ops.sweep.wire import RequestFailed
 from ddtree_ops.sweep.workload import PromptSet
 
+MEANT = "a sweep's start is never confirmed"
 NEVER_KEPT = {
     "kind": "INCONCLUSIVE",
     "passed": False,
-    "reasons": [{"effect": "inconclusive", "code": "sweep", "message": "a sweep's start is never confirmed"}],
+    "reasons": [{"effect": "inconclusive", "code": "sweep", "message": MEANT}],
 }
 #: What a cell may take beside its passes: probes, GPU queries, the journal.
 CELL_EXTRA_S = 120.0
@@ -59,6 +60,17 @@ class Rules:
     def over(self) -> bool:
         """Whether the time for beginning cells is over."""
         return self.stop_at is not None and time.monotonic() >= self.stop_at
+
+
+class _Calm:
+    """A Ui for which the end that was meant is no warning."""
+
+    def __init__(self, ui: Ui) -> None:
+        self.step, self.progress, self._warn = ui.step, ui.progress, ui.warn
+
+    def warn(self, text: str) -> None:
+        if MEANT not in text:
+            self._warn(text)
 
 
 @dataclass
@@ -102,7 +114,7 @@ class Hold:
         def check(transport: Transport) -> Verdict:
             return self._check(transport, plan, seen, sealed, began)
 
-        attendance = Attendance(self.session, sealed, self.ui, prove=check, for_host=lambda _: NEVER_KEPT)
+        attendance = Attendance(self.session, sealed, _Calm(self.ui), prove=check, for_host=lambda _: NEVER_KEPT)
         end, _ = attendance.run()
         self._finish(end, time.monotonic() - began)
 
