@@ -51,6 +51,7 @@ def main() -> None:
         rollback,
         snapshot,
         status,
+        sweep,
         verify_exactness,
     )
 

@@ -61,7 +61,7 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 def _coverage(n: int, skip: int) -> float:
     """That the median lies between the ``skip``-th smallest and largest of n values (0: the extremes)."""
-    tail = sum(math.comb(n, k) for k in range(skip + 1)) / 2**n
+    tail = float(sum(math.comb(n, k) for k in range(skip + 1))) / float(2**n)
     return max(0.0, 1 - 2 * tail)
 
 
@@ -81,7 +81,7 @@ def paired_ratio(a: Speeds, b: Speeds) -> Ratio:
     if not prompts:
         raise ValueError("no prompt in common")
     means = [{start: _mean_log(rows, prompts) for start, rows in side.items()} for side in (a, b)]
-    log = statistics.fmean(means[0].values()) - statistics.fmean(means[1].values())
+    log: float = statistics.fmean(means[0].values()) - statistics.fmean(means[1].values())
     counts = (len(a), len(b))
     per_prompt = [
         statistics.fmean(math.log(rows[p]) for rows in a.values())
