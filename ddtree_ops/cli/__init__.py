@@ -48,6 +48,7 @@ def main() -> None:
         power,
         releases,
         render,
+        report,
         rollback,
         snapshot,
         status,
