@@ -15,6 +15,7 @@ from typing import Any
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.drift import SWITCH_FILE
+from ddtree_ops.deploy.evidence import evidence_of
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Known, Plan, Transfer, make_plan, model_paths, sha256
@@ -91,7 +92,7 @@ class Session:
         ids = release_ids(deployment)
         seen = self.probe(ids.values())
         wanted = ids[fitting(deployment, seen.system).python]
-        known = Known(author=author(deployment.workspace_path))
+        known = Known(author=author(deployment.workspace_path), evidence=evidence_of(deployment))
         made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
         if not made.changes:
             return made, seen
