@@ -53,6 +53,7 @@ def main() -> None:
         snapshot,
         status,
         sweep,
+        tune,
         verify_exactness,
     )
 

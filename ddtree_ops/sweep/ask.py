@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model import Deployment, Workspace, resolve
-from ddtree_ops.sweep import grid
+from ddtree_ops.sweep import grid, tune
 from ddtree_ops.sweep.grid import AR, CHAIN, Load, Shape
 from ddtree_ops.sweep.profiles import deployment_of
 from ddtree_ops.sweep.records import FOLDER
@@ -93,6 +93,38 @@ def make(workspace: Workspace, host: str, service: str | None, wishes: Wishes, c
     for shape in shapes:
         deployment_of(workspace, host, service, shape, sweep.most_in_flight)
     return sweep
+
+
+def make_tuning(
+    workspace: Workspace, host: str, service: str | None, wishes: Wishes, goal: tune.Objective, command: str
+) -> tuple[Sweep, list[list[Load]], int]:
+    """The sweep of a tuning, its loads rung by rung, and the C that a whole grid would have. Raises UsageError."""
+    plain = resolve(workspace, host, service)
+    if not wishes.pairs and not wishes.budgets:
+        wishes = replace(wishes, budgets=tune.BUDGETS, topks=tune.TOPKS)
+    shapes = shapes_of(wishes)
+    chosen = prompt_set(wishes.prompts[0] if wishes.prompts else None, plain.profile)
+    length = (wishes.max_tokens or (default_length(plain),))[0]
+    rows = wishes.rows or (ROWS_ALONE if max(goal.concurrency) == 1 else ENOUGH)
+    rungs = tune.loads_for(goal, chosen.name, length, rows, wishes.repeats)
+    loads = [load for rung in rungs for load in rung]
+    refuse_too_long(plain, chosen, loads)
+    sweep = Sweep(
+        workspace=workspace,
+        host=host,
+        service=plain.service_name,
+        shapes=shapes,
+        loads=loads,
+        sets={chosen.name: chosen},
+        strategy=tune.halving(shapes, rungs, wishes.seed),
+        seed=wishes.seed,
+        command=command,
+        pass_limit_s=wishes.pass_limit_s,
+        time_limit_s=wishes.time_limit_s,
+    )
+    for shape in shapes:
+        deployment_of(workspace, host, service, shape, sweep.most_in_flight)
+    return sweep, rungs, len(grid.CONCURRENCY)
 
 
 def default_length(deployment: Deployment) -> int:
