@@ -1,9 +1,9 @@
 """A sweep killed at random moments ends with the same cells as one that nobody disturbed.
 
 ``python -m benchmarks.sweep_kills --kills 20 --out results/sweep/kills.txt``: the reference engine under the process
-supervisor, no root. The client gets SIGKILL; the same command is started again until 20 kills have come and the sweep is
-complete. Then: the same cells, statuses, tokens and verify steps; the host on the generation on which it began. At last
-one more client is killed and nobody comes back: the host has to go back by itself when the lease is over.
+supervisor, no root. The client gets SIGKILL; the same command is started again until all kills have come and the sweep
+is complete. Then: the same cells, statuses, tokens and verify steps; the host on the generation on which it began. At
+last one more client is killed and nobody comes back: the host has to go back by itself when the lease is over.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> int:
             stands = confirmed(workspace)
             good = good and same and stands == first and code == 0
             say(
-                f"round {rounds} after {kills} kills: exit {code}, {attempts} starts begun, {ends} of them seen to end; "
+                f"round {rounds} after {kills} kills: exit {code}, {attempts} starts begun, {ends} seen to end; "
                 f"cells, statuses, tokens and verify steps {'the same' if same else 'DIFFERENT'}; "
                 f"host on generation {stands}, began on {first}"
             )
