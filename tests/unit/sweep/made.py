@@ -65,7 +65,7 @@ def made_run(
 ) -> list[Record]:
     """Every shape's cells, each shape started ``starts`` times. ``drift``: by how much later starts are faster."""
     chance = random.Random(seed)
-    hard = [chance.gauss(0, 0.3) for _ in range(prompts)]
+    hard = [random.Random(prompt).gauss(0, 0.3) for prompt in range(prompts)]
     shapes = sorted({shape for shape, _ in speeds}, key=lambda shape: shape.width)
     concurrencies = sorted({value for _, value in speeds})
     records: list[Record] = [
