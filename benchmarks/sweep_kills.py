@@ -23,7 +23,7 @@ from ddtree_ops.model import resolve
 from ddtree_ops.sweep.records import JOURNAL, Attempt, Ended, cells, read
 from tests.unit.sweep.place import confirmed, workspace_in
 
-WISHES = ["--pair", "8/4", "--no-chain", "-c", "1,2,4", "--max-tokens", "24", "--rows", "6", "--yes"]
+WISHES = ["--pair", "8/4", "--no-chain", "-c", "1,2", "--max-tokens", "16", "--rows", "4", "--yes"]
 LEASE_S = 60
 
 
@@ -40,6 +40,21 @@ def what(folder: Path) -> dict[str, Any]:
         repeats = [(r.outputs, [(row.prompt, row.tokens, row.steps) for row in r.rows]) for r in record.repeats]
         found[cell.name] = (record.status, repeats)
     return found
+
+
+def lived(process: subprocess.Popen[bytes], folder: Path, chance: random.Random) -> bool:
+    """Wait for a random moment: some records more, then some seconds. False when the process ended before.
+
+    Counted in records, so that the moments lie all over the sweep however slow the machine is.
+    """
+    until = len(read(folder / JOURNAL)) + chance.choice((0, 0, 1, 1, 2, 3))
+    while process.poll() is None and len(read(folder / JOURNAL)) < until:
+        time.sleep(0.1)
+    try:
+        process.wait(chance.uniform(0, 12))
+    except subprocess.TimeoutExpired:
+        return True
+    return False
 
 
 def main() -> int:
@@ -69,15 +84,15 @@ def main() -> int:
             folder = top / f"killed-{rounds}"
             while True:
                 process = ddtree(top, "sweep", *WISHES, "--run", str(folder))
-                try:
-                    code = process.wait(chance.uniform(0.5, 30) if kills < options.kills else None)
+                if kills == options.kills or not lived(process, folder, chance):
+                    code = process.wait()
                     break
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                    kills += 1
-                    have = len(cells(read(folder / JOURNAL)))
-                    say(f"kill {kills}: {have} of {len(calm)} cells were there")
+                process.kill()
+                process.wait()
+                kills += 1
+                records = read(folder / JOURNAL)
+                last = type(records[-1]).__name__.lower() if records else "nothing"
+                say(f"kill {kills}: {len(cells(records))} of {len(calm)} cells were there, last written: {last}")
             killed, records = what(folder), read(folder / JOURNAL)
             same = killed == calm
             attempts, ends = (sum(isinstance(r, kind) for r in records) for kind in (Attempt, Ended))

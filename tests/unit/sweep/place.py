@@ -65,7 +65,7 @@ def make_workspace(folder: Path, **profile: Any) -> Workspace:
     }
     (inventories / "local.yaml").write_text(yaml.safe_dump(local))
     gate = {"max_new_tokens": 8, "concurrency": [1, 2], "prompts": "gate.jsonl"}
-    (folder / "gate.jsonl").write_text("".join(f'{{"input_ids": [{n}, 7, 300, {n}]}}\n' for n in range(20, 36)))
+    (folder / "gate.jsonl").write_text("".join(f'{{"input_ids": [{n}, 7, 300, {n}]}}\n' for n in range(20, 30)))
     short = {"extends": "tiny", "min_accept_length": None, "exactness": gate, **profile}
     (inventories / "profiles" / "short.yaml").write_text(yaml.safe_dump(short))
     workspace = load_workspace(folder)
