@@ -7,6 +7,7 @@ choice has an interval. Pure: the runner does what `halving` wants.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
@@ -174,7 +175,8 @@ def profile_text(choice: Choice, goal: Objective, host: str, records: str, sha25
     values: dict[str, object] = {"algorithm": choice.shape.algorithm}
     if choice.shape.algorithm == "ddtree":
         values |= {"budget": choice.shape.budget, "topk": choice.shape.topk}
-    values["evidence"] = {"records": records, "sha256": sha256}
     lines = [f"Chosen by ddtree tune for {goal.name} on {host}.", *said]
     comments = "".join(f"# {''.join(c if c.isprintable() else ' ' for c in line)}\n" for line in lines)
-    return comments + yaml.safe_dump(values, sort_keys=False)
+    # Quoted by hand: some hashes look like numbers to one YAML or another.
+    evidence = f"evidence:\n  records: {json.dumps(records)}\n  sha256: {json.dumps(sha256)}\n"
+    return comments + yaml.safe_dump(values, sort_keys=False) + evidence

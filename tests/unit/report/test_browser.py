@@ -1,4 +1,4 @@
-"""Given the page in a real browser, it stands by itself: nothing is fetched, nothing overflows, all charts are drawn."""
+"""Given the page in a real browser, it stands by itself: nothing is fetched, nothing overflows, charts are drawn."""
 
 from __future__ import annotations
 

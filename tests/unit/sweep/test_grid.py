@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from ddtree_ops.errors import Locked, UsageError
+from ddtree_ops.model import init_workspace, load_workspace, profile_to_json, resolve
 from ddtree_ops.sweep.grid import AR, CHAIN, Cell, Load, Shape, parse_shapes, requests_of, starts_of
 from ddtree_ops.sweep.records import JOURNAL, Attempt, Measured, cells, opened, read
 from ddtree_ops.sweep.strategy import outstanding, remaining_s, whole_grid
-from ddtree_ops.sweep.tune import choose, halving, loads_for, objective
+from ddtree_ops.sweep.tune import Choice, choose, halving, loads_for, objective, profile_text
 
 from .made import B8K4, B16K4, made_run, repeat
 
@@ -142,3 +143,15 @@ def test_tuning_leaves_out_what_has_no_figures() -> None:
 def test_an_objective_is_one_of_three_forms(text: str) -> None:
     with pytest.raises(UsageError):
         objective(text)
+
+
+def test_the_profile_that_tuning_writes_is_one_that_the_workspace_reads(tmp_path: Path) -> None:
+    init_workspace(tmp_path)
+    found = Choice(B8K4, None, None, 326.0, 4.0, "7 cells in full")
+    for digest in ("0" * 64, "1e" + "5" * 62, "ab" * 32):
+        text = profile_text(found, objective("C=8"), "ct200", "sweeps/x/records.jsonl", digest, ["Rule: a\nb"])
+        (tmp_path / "inventories" / "profiles" / "tuned.yaml").write_text(text)
+        profile = resolve(load_workspace(tmp_path), "ct200", None, "tuned").profile
+        assert (profile.algorithm, profile.budget, profile.topk) == ("ddtree", 8, 4)
+        assert profile.evidence is not None and profile.evidence.sha256 == digest
+        assert "evidence" not in profile_to_json(profile)
