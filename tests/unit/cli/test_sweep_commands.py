@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_ops.cli.livetable import LiveTable
+from ddtree_ops.cli.screen import Screen
 from ddtree_ops.cli.snapshot import sweep_files
+from ddtree_ops.cli.sweep import line, minutes
 from ddtree_ops.deploy.evidence import evidence_of
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model import load_workspace, resolve
 from ddtree_ops.model.init import init_workspace
-from ddtree_ops.sweep.grid import AR, Shape
+from ddtree_ops.sweep.grid import AR, Cell, Shape, Start
 from ddtree_ops.sweep.profiles import deployment_of, rules_of, shape_of
-from ddtree_ops.sweep.records import JOURNAL, opened, sha256_of
+from ddtree_ops.sweep.records import JOURNAL, cells, opened, sha256_of
+from ddtree_ops.sweep.runner import Progress
 
-from ..sweep.made import B8K4, made_run
+from ..sweep.made import B8K4, load, made_run
 
 STORED = Path(__file__).parents[1] / "report" / "stored"
 
@@ -128,3 +132,28 @@ def test_a_snapshot_takes_the_sweep_of_its_own_service_along() -> None:
     assert headline.startswith("Fastest measured: C=1 b8k4")
     with pytest.raises(UsageError, match="not of k26 on ct200"):
         sweep_files(STORED, "ct200", "k26")
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_what_runs_is_shown_as_a_table_on_a_terminal_and_as_lines_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], drawn: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("FORCE_COLOR", "1") if drawn else monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    with opened(tmp_path) as journal:
+        table = LiveTable(Screen(), 0, journal, line, minutes)
+        with table as live:
+            for record in made_run({(AR, 1): 98.0, (B8K4, 1): 150.0}, starts=1):
+                journal.append(record)
+            done = cells(journal.records)
+            starts = [Start(cell.shape, 1, (cell,)) for cell in done]
+            live.watch(Progress([*starts, Start(B8K4, 2, (Cell(B8K4, load(1), 2),))], done, None, 600.0))
+            live.step("starting \x1b[2J")
+            live.progress("b8k4#2 C=1: repeat 1 of 3", 3, 32)
+            live.warn("look here")
+    told = capsys.readouterr().err
+    assert "ar#1 C=1 coding x512 3x32" in told and "tokens/s, accept length 4.00" in told
+    assert "2 of 3" in told and "about 10 min left" in told and "look here" in told
+    assert "\x1b[2J" not in told
+    assert ("repeat 1 of 3 3/32" in told) == drawn
