@@ -55,6 +55,16 @@ COMMANDS = {
     "verify-exactness": Entry(
         "verify_exactness", "Prove that the running service emits exactly the target model's tokens."
     ),
+    "sweep": Entry(
+        "sweep", "Measure AR, chain and DDTree shapes on a host, each proven exact first; the host ends as it began."
+    ),
+    "report": Entry(
+        "report",
+        "Write report.md, report.html (self-contained) and the charts of a run; with two runs, their comparison.",
+    ),
+    "tune": Entry(
+        "tune", "Find the fastest exact shape, AR and chain included, and write it as a profile with its evidence."
+    ),
     "patch": Entry("patch", "Check, edit and refresh the patches of SGLang."),
 }
 #: What the files of commands that were imported have registered, each a Typer application of its own.

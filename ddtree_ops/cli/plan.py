@@ -79,6 +79,8 @@ def show(screen: Screen, made: Plan, seen: Facts) -> None:
         screen.say(f"{name}: deploy {seen.unfinished} did not finish; the next deploy recovers it first", "yellow")
     if not made.changes:
         screen.say(f"{name}: generation {made.to} runs, release {made.release}, nothing to change")
+        for note in made.notes:
+            screen.say(f"  - {note}")
         return
     screen.say(
         f"{name}: generation {made.from_ if made.from_ is not None else '-'} -> {made.to}, release {made.release}"

@@ -42,6 +42,7 @@ class Known:
     commit that the host's generation came from is in this workspace's history, None where there is no such commit.
     ``transfer``: None when the release is on the host. ``cannot_guard``: why the host cannot keep others off an
     unproven port ("": it can), None where nobody else reaches it anyway. ``old_env``: the environment file there.
+    ``evidence``: which sweep the profile stands on, in words.
     """
 
     author: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -49,6 +50,7 @@ class Known:
     transfer: Transfer | None = None
     cannot_guard: str | None = None
     old_env: str | None = None
+    evidence: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +158,7 @@ def make_plan(
             from_=facts.state.confirmed,
             to=facts.state.confirmed,
             release=release,
+            notes=(known.evidence,) if known.evidence else (),
             expect=expected(facts),
         )
 
@@ -305,4 +308,5 @@ def _notes(deployment: Deployment, facts: Facts, known: Known, *, lost: bool) ->
         notes.append(f"until confirmed only the host itself reaches port {port} (IPAddressDeny=, tried on the host)")
     notes += [f"rule {rule}" for rule in deployment.profile.applied_rules]
     notes += map(str, silenced_rules(deployment))
+    notes += [known.evidence] if known.evidence else []
     return notes

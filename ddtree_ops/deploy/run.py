@@ -35,6 +35,19 @@ def deploy(session: Session, plan: Plan, seen: Facts, ui: Ui) -> Outcome:
     deployment = session.deployment
     if not plan.changes:
         return Outcome(plan.host, plan.service, "unchanged", plan.to, plan.release, seconds=time.monotonic() - started)
+    sent = make_ready(session, plan, seen, ui)
+    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
+    attended = apply(session, sealed, deployment.profile, ui, system=seen.system)
+    confirmed = conclude(session, plan, attended, ui)
+    return dataclasses.replace(confirmed, bytes_sent=sent, seconds=time.monotonic() - started)
+
+
+def make_ready(session: Session, plan: Plan, seen: Facts, ui: Ui) -> int:
+    """All that comes before a plan is sealed: what would stop it is found, the release shipped. Bytes sent.
+
+    Raises Failed, with nothing but the store and the agent changed on the host.
+    """
+    deployment = session.deployment
     require_leave(plan, seen)
     if missing := missing_models(deployment, seen):
         raise Failed(f"{plan.host}: no model at {', '.join(missing)}", hint="a deploy never downloads weights")
@@ -49,10 +62,7 @@ def deploy(session: Session, plan: Plan, seen: Facts, ui: Ui) -> Outcome:
         ui.step(f"release {release.id} installed on {plan.host} ({report.files} files, {sent} bytes sent)")
         for warning in report.warnings:
             ui.warn(warning)
-    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
-    attended = apply(session, sealed, deployment.profile, ui, system=seen.system)
-    confirmed = conclude(session, plan, attended, ui)
-    return dataclasses.replace(confirmed, bytes_sent=sent, seconds=time.monotonic() - started)
+    return sent
 
 
 def require_leave(plan: Plan, seen: Facts) -> None:

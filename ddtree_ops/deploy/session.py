@@ -14,6 +14,7 @@ from typing import Any
 
 from ddtree_ops import host as host_side
 from ddtree_ops.deploy.drift import SWITCH_FILE
+from ddtree_ops.deploy.evidence import evidence_of
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Known, Plan, Transfer, make_plan, model_paths, sha256
@@ -99,11 +100,13 @@ class Session:
         _warm()
         seen = self.probe(ids.values())
         wanted = ids[fitting(deployment, seen.system).python]
-        made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite)
+        known = Known(evidence=evidence_of(deployment))
+        made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
         if not made.changes:
             return made, seen
         commit = (seen.generation.meta if seen.generation else {}).get("workspace_commit")
-        known = Known(
+        known = dataclasses.replace(
+            known,
             author=author(deployment.workspace_path),
             ancestor=None if commit is None else is_ancestor(deployment.workspace_path, str(commit)),
             transfer=None if wanted in seen.releases_installed else self._transfer(wanted),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ddtree_ops.model import check, secrets
-from ddtree_ops.model.types import CheckOverride, Origin, RawProfile, Severity
+from ddtree_ops.model.types import CheckOverride, EvidenceRef, Origin, RawProfile, Severity
 from ddtree_ops.model.yamlfile import Node
 
 ALGORITHMS = ("none", "dflash", "ddtree")
@@ -70,7 +70,7 @@ def _concurrency(node: Node) -> list[int]:
     return values
 
 
-def _prompts(node: Node) -> str:
+def _file(node: Node) -> str:
     allowed = "a file inside the workspace, relative to it"
     value = check.text(node, allowed=allowed)
     if value.startswith(("/", "~")) or any(part in ("", ".", "..") for part in value.split("/")):
@@ -105,12 +105,19 @@ def _checks(node: Node) -> dict[str, CheckOverride | None]:
     return found
 
 
+def _evidence(node: Node) -> EvidenceRef:
+    """The records of a sweep, relative to the workspace, and their hash."""
+    values = check.mapping(node, ("records", "sha256"), required=("records", "sha256"))
+    sha256 = check.pattern(values["sha256"], "[0-9a-f]{64}", "64 hexadecimal digits")
+    return EvidenceRef(records=_file(values["records"]), sha256=sha256)
+
+
 _EXACTNESS_KEYS: dict[str, Callable[[Node], Any]] = {
     "policy": lambda node: check.choice(node, POLICIES),
     "epsilon_roundings": _integer(0, 64),
     "concurrency": _concurrency,
     "max_new_tokens": _integer(1, 100_000),
-    "prompts": _optional(_prompts),
+    "prompts": _optional(_file),
     "time_limit_s": _integer(1, DAY_S),
     "methods": lambda node: check.items(node, lambda item: check.choice(item, EXACTNESS_METHODS)),
 }
@@ -150,6 +157,7 @@ PROFILE_KEYS: dict[str, Callable[[Node], Any]] = {
     "min_accept_length": _optional(lambda node: check.number(node, 0, 256)),
     "exactness": _exactness,
     "checks": _checks,
+    "evidence": _optional(_evidence),
 }
 
 

@@ -57,6 +57,7 @@ DEFAULTS: dict[str, Any] = {
         "methods": [],
     },
     "checks": {},
+    "evidence": None,
 }
 # What the engine decides when nobody says otherwise. SGLang's tree mask is written by its Triton backend only.
 ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -113,9 +114,11 @@ def resolve(
     profile_name = profile_override or service.profile
     where = Origin(file=host.file, line=service.line, path=f"services.{name}")
     merged = Merged()
-    layers = _layers(workspace, service, profile_name, override=profile_override is not None, where=where)
+    layers = list(_layers(workspace, service, profile_name, override=profile_override is not None, where=where))
     for rank, layer in enumerate(layers, start=1):
         merged.add(layer.values, layer.origins, rank)
+    # What another profile stands on says nothing of one that changes it.
+    merged.values["evidence"] = layers[-1].values.get("evidence")
     _drop_what_the_algorithm_lacks(merged)
     for key in ("engine", "model"):
         if merged.values[key] is None:

@@ -9,8 +9,8 @@ from ddtree_ops.model.types import Profile
 
 
 def profile_to_json(profile: Profile) -> str:
-    """Two-space JSON with sorted keys and a final newline; secrets by reference only, ``checks`` left out."""
-    profile = msgspec.structs.replace(profile, checks={})
+    """Two-space JSON with sorted keys and a final newline; secrets by reference; no ``checks``, no ``evidence``."""
+    profile = msgspec.structs.replace(profile, checks={}, evidence=None)
     return msgspec.json.format(msgspec.json.encode(profile, order="sorted"), indent=2).decode() + "\n"
 
 

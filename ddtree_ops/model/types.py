@@ -132,13 +132,20 @@ class CheckOverride(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: str
 
 
+class EvidenceRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sweep that a profile stands on: its records, a file of the workspace, and their sha256 at that time."""
+
+    records: str
+    sha256: str
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A resolved profile: what the service runs. Keys whose absence means something are None; all others have a value.
 
     ``model`` and ``drafter`` are absolute paths on the host or ``release:<path under the release's share/>``.
     ``budget`` counts tree nodes verified a step, the root excluded. ``open`` is the reason for serving beyond
     loopback without a key. ``applied_rules`` says what the host's rules and those of its GPUs' arch changed. ``checks``
-    is for ``ddtree doctor`` and changes nothing of what runs.
+    is for ``ddtree doctor`` and ``evidence`` for who reads a plan; they change nothing of what runs.
     """
 
     name: str
@@ -172,6 +179,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     exactness: Exactness
     applied_rules: list[AppliedRule]
     checks: dict[str, CheckOverride] = {}
+    evidence: EvidenceRef | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

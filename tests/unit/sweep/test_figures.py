@@ -1,0 +1,109 @@
+"""Given answers whose times and counts are known, a pass has the figures that follow from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddtree_ops.sweep.figures import percentiles, repeat_of
+from ddtree_ops.sweep.load import Sample
+from ddtree_ops.sweep.server import arguments, parse_gpus, says_out_of_memory, too_small
+from ddtree_ops.sweep.wire import Answer, Event
+from ddtree_ops.sweep.workload import CODING, ENOUGH, HELD_OUT, eos_ids, loops, prompt_set
+
+
+def answer(
+    sent: float, steps: list[int], *, every: float = 0.1, ids: list[int] | None = None, spec: bool = True
+) -> Answer:
+    """First token 0.05 s after ``sent``, then a chunk ``every`` s that commits as many tokens as the step says."""
+    events, tokens = [Event(sent + 0.05, 1, None)], 1
+    for number, commit in enumerate(steps, start=1):
+        tokens += commit
+        events.append(Event(sent + 0.05 + every * number, tokens, number if spec else None))
+    ids = list(range(100, 100 + tokens)) if ids is None else ids
+    return Answer(sent, events, {"output_ids": ids, "meta_info": {"completion_tokens": tokens, "cached_tokens": 0}})
+
+
+def test_one_after_the_other() -> None:
+    samples = [Sample(0, answer(10.0, [4, 4, 2])), Sample(1, answer(10.35, [5, 5]))]
+    found = repeat_of(samples, 1, None, closed=True)
+    assert found.tokens == 22 and found.seconds == pytest.approx(0.6)
+    assert found.throughput == found.overall == pytest.approx(22 / 0.6)
+    assert found.accept_length == 20 / 5
+    assert found.commits == {2: 1, 4: 2, 5: 2} and found.unseen_steps == 0
+    assert found.step_ms == pytest.approx(100)
+    assert found.ttft_ms.p50 == pytest.approx(50)
+    # twenty tokens: 10 of them at 20 ms, 8 at 25, 2 at 50
+    assert (found.itl_ms.p50, found.itl_ms.p99) == (pytest.approx(20), pytest.approx(50))
+    assert found.in_flight == pytest.approx(1)
+
+
+def test_the_steady_window_leaves_ramp_and_tail_out() -> None:
+    # two in flight, each request 1 s for 10 tokens; the last one runs alone for a second more
+    times = [(0.0, 1), (0.5, 2), (1.0, 3), (1.5, 4), (2.0, 5)]
+    samples = [Sample(n, answer(t - 0.05, [1] * 9, every=0.1, spec=False)) for t, n in times]
+    found = repeat_of(samples, 2, None, closed=True)
+    assert found.accept_length is None and found.commits == {} and found.steps_per_s is None
+    assert found.throughput == pytest.approx(20, rel=0.1)
+    assert found.overall < 18
+
+
+def test_acceptance_counts_up_to_the_first_eos() -> None:
+    good = answer(0.0, [4, 4, 1, 1, 1, 1], ids=[7] * 8 + [0] * 5)
+    found = repeat_of([Sample(0, good)], 1, {0}, closed=True)
+    assert found.accept_length == 4.0
+    assert repeat_of([Sample(0, good)], 1, None, closed=True).accept_length == 2.0
+    assert found.tokens == 13
+
+
+def test_several_steps_in_one_chunk_are_counted_as_unseen() -> None:
+    one = Answer(0.0, [Event(0.1, 1, None), Event(0.2, 9, 3), Event(0.3, 12, 4)], {"output_ids": [], "meta_info": {}})
+    found = repeat_of([Sample(0, one)], 1, None, closed=True)
+    assert (found.commits, found.unseen_steps, found.accept_length) == ({3: 1}, 3, 11 / 4)
+
+
+def test_weighted_percentiles_are_nearest_ranks() -> None:
+    found = percentiles([(1.0, 98), (5.0, 1), (9.0, 1)])
+    assert (found.p50, found.p90, found.p99) == (1.0, 1.0, 5.0)
+
+
+def test_a_cycle_at_the_end_is_a_loop_and_a_list_is_none() -> None:
+    assert loops([1, 2, 3] * 20) and loops([9] * 40) and loops([*range(50), *([4, 5, 6, 7] * 8)])
+    assert not loops(list(range(60))) and not loops([1, 2] * 4) and not loops([*([1, 2] * 20), 3])
+
+
+@pytest.mark.parametrize("name", [HELD_OUT, CODING])
+def test_the_packaged_sets_have_enough_distinct_prompts(name: str) -> None:
+    chosen = prompt_set(name, None)  # type: ignore[arg-type]
+    assert len(set(chosen.prompts)) == len(chosen.prompts) >= ENOUGH
+    assert chosen.sha256 == prompt_set(name, None).sha256  # type: ignore[arg-type]
+
+
+def test_eos_ids_come_from_the_models_own_files() -> None:
+    assert eos_ids(b"", b'{"eos_token_id": 0}') == [0]
+    assert eos_ids(b'{"eos_token_id": [5, 6]}', b'{"eos_token_id": 0}') == [5, 6]
+    assert eos_ids(b"{}", b'{"text_config": {"eos_token_id": 9}}') == [9]
+    assert eos_ids(b"nonsense", b'{"eos_token_id": null}') is None
+
+
+def test_a_server_that_would_queue_or_leave_its_graphs_is_too_small() -> None:
+    assert "would queue" in (too_small({"max_running_requests": 48}, 64) or "")
+    assert "would queue" in (too_small({"internal_states": [{"max_running_requests": 8}]}, 64) or "")
+    assert "eagerly" in (too_small({"cuda_graph_max_bs": 32, "disable_cuda_graph": False}, 64) or "")
+    assert too_small({"cuda_graph_max_bs": 32, "disable_cuda_graph": True, "max_running_requests": 64}, 64) is None
+    assert too_small({}, 64) is None
+
+
+def test_arguments_hold_no_secret_and_nothing_that_changes_by_itself() -> None:
+    found = arguments({"api_key": "sk-verysecret123", "tp_size": 8, "random_seed": 5, "internal_states": [], "x": None})
+    assert found == {"api_key": "<redacted>", "tp_size": 8, "x": None}
+
+
+def test_nvidia_smi_is_read_and_what_it_does_not_know_is_null() -> None:
+    text = "0, NVIDIA X, 1980, 2619, 41, 301.5, 1024\n1, NVIDIA X, [N/A], 2619, 40, [N/A], 900\nnonsense\n"
+    first, second = parse_gpus(text, [0, 1])
+    assert (first.sm_clock_mhz, first.power_w, second.sm_clock_mhz, second.power_w) == (1980, 301.5, None, None)
+    assert [card.index for card in parse_gpus(text, [1])] == [1]
+
+
+def test_a_log_that_ran_out_of_memory_says_so() -> None:
+    assert says_out_of_memory(["torch.OutOfMemoryError: CUDA out of memory."]) and not says_out_of_memory(["fine"])
