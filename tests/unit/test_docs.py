@@ -66,7 +66,7 @@ def test_the_make_targets_that_a_document_names_are_there(document: Path) -> Non
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_the_commands_that_a_document_names_are_there(document: Path) -> None:
     said = document.read_text(encoding="utf-8")
-    words = set(re.findall(r"(?:^\$ |`)ddtree ([a-z-]+)", said, re.MULTILINE))
+    words = set(re.findall(r"(?:^\$ |`)ddtree ([a-z][a-z-]*)\b(?!<)", said, re.MULTILINE))
     done = subprocess.run(
         [sys.executable, "-m", "ddtree_ops.cli", "--help"], capture_output=True, text=True, check=True
     )
