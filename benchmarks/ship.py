@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.release import Cache, Release, build
-from ddtree_ops.remote import Transport, connect, ship
+from ddtree_ops.remote import Transport, connect
 from ddtree_ops.remote.agent import Agent
-from ddtree_ops.remote.ship import LEVEL, RECEIVE, remaining, stream
+from ddtree_ops.remote.pack import LEVEL
+from ddtree_ops.remote.ship import RECEIVE, remaining, ship, stream
 from tests.hosts.harness import Lab, TestHost, laboratory
 from tests.hosts.test_ship import ROOT, Line, hurt, on_the_wire, whole
 from tests.unit.release.test_build import REFERENCE
@@ -148,7 +149,9 @@ from pathlib import Path
 from ddtree_ops.cli import deploy
 from ddtree_ops.deploy import run
 from ddtree_ops.release import Cache, Release
-from ddtree_ops.remote import Agent, connect, ship
+from ddtree_ops.remote import Agent, connect
+from ddtree_ops.remote.openssh import carrier
+from ddtree_ops.remote.ship import ship
 from tests.unit.remote.endpoint import Entry
 
 class Link:
@@ -156,6 +159,8 @@ class Link:
     agent = Agent(transport, "/opt/ddtree", "svc", "systemd")
     def beside(self):
         return connect(Entry(**json.loads(sys.argv[1])))
+    def carrier(self):
+        return carrier(Entry(**json.loads(sys.argv[1])))
     def reconnect(self):
         raise AssertionError("nothing cuts this link")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Literal
 
 Kind = Literal["templates", "inventories", "patches"]
 
 
+@functools.cache
 def data_dir(kind: Kind) -> Path:
     """The directory of that kind: ``ddtree_ops/_data/<kind>`` of a wheel, else the checkout's top level.
 

@@ -24,8 +24,8 @@ from ddtree_ops import engine_pair
 from ddtree_ops.bench import Cell, load_held_out, measure
 from ddtree_ops.deploy import run
 from ddtree_ops.deploy.aftermath import Outcome
-from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.session import Options, open_session
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed, RolledBack
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Workspace, init_workspace, load_workspace, resolve

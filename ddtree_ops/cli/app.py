@@ -12,11 +12,12 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from ddtree_ops.cli.commands import Group, registered
 from ddtree_ops.errors import DdtreeError, Interrupted
 
 P = ParamSpec("P")
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 HostOption = Annotated[
     list[str] | None,
@@ -37,11 +38,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def command(name: str, panel: str, group: typer.Typer = app) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
-    """Register a command whose function returns its exit code (None: 0) and may raise DdtreeError.
+def command(name: str, group: typer.Typer | None = None) -> Callable[[Callable[P, int | None]], Callable[P, None]]:
+    """Register a command of ``ddtree``, or of ``group``. Its function returns its exit code (None: 0).
 
-    Expected failures become one message, a hint and the error's exit code; with ``--json`` also one document on
-    stdout. Anything else is a bug and keeps its traceback.
+    Expected failures (DdtreeError) become one message, a hint and the error's exit code; with ``--json`` also one
+    document on stdout. Anything else is a bug and keeps its traceback.
     """
 
     def register(function: Callable[P, int | None]) -> Callable[P, None]:
@@ -58,7 +59,10 @@ def command(name: str, panel: str, group: typer.Typer = app) -> Callable[[Callab
                 code = 1
             raise typer.Exit(code or 0)
 
-        group.command(name, rich_help_panel=panel)(run)
+        owner = group
+        if owner is None:
+            owner = registered[name] = typer.Typer(add_completion=False, rich_markup_mode=None)
+        owner.command(name)(run)
         return run
 
     return register

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddtree_ops.release import Target
 
 
-@command("build", "Deploy")
+@command("build")
 def build(
     engine: Annotated[str | None, typer.Option("--engine", help="sglang or reference (default).")] = None,
     arch: Annotated[

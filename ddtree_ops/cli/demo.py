@@ -10,7 +10,7 @@ from ddtree_ops.cli.app import JsonOption, command
 from ddtree_ops.cli.screen import Screen
 
 
-@command("demo", "Start")
+@command("demo")
 def demo(
     prompts: Annotated[int, typer.Option("--prompts", min=1, max=128, help="Held-out prompts a cell.")] = 16,
     json_: JsonOption = False,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddtree_ops.deploy.aftermath import Outcome
 
 
-@command("deploy", "Deploy")
+@command("deploy")
 def deploy(
     file: Annotated[
         Path | None, typer.Argument(help="A plan that `ddtree plan -o` wrote: exactly it is applied, or refused.")
@@ -42,7 +42,6 @@ def deploy(
     """
     from ddtree_ops.cli.fleet import host_names, load
     from ddtree_ops.cli.rollout import Rollout
-    from ddtree_ops.deploy import planfile
     from ddtree_ops.deploy.session import Options
     from ddtree_ops.errors import UsageError
     from ddtree_ops.model import resolve
@@ -54,6 +53,8 @@ def deploy(
         return Rollout(loaded, Options(adopt, overwrite), keep_going, snapshot, yes, Screen(json_=json_)).run(wanted)
     if host or service or profile or adopt or overwrite:
         raise UsageError("a plan file says all by itself", hint="give --host, --profile, ... to ddtree plan -o")
+    from ddtree_ops.deploy import planfile
+
     kept = [(planfile.deployment_of(loaded, one), one) for one in planfile.read(file)]
     return Rollout(loaded, Options(), keep_going, snapshot, yes, Screen(json_=json_)).run(kept)
 

@@ -25,7 +25,7 @@ SkipOption = Annotated[
 ]
 
 
-@command("doctor", "Look")
+@command("doctor")
 def doctor(
     host: HostOption = None,
     service: ServiceOption = None,

@@ -8,14 +8,16 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ddtree_ops.cli.app import error_json, show_error
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import DdtreeError, Interrupted, UsageError
 from ddtree_ops.model import Deployment, Workspace, find_workspace, load_workspace, resolve
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 Done: TypeAlias = dict[int, tuple[int, dict[str, Any]]]  # by index of the deployment: exit code, result
@@ -218,6 +220,8 @@ def _side_by_side(
     stop_at_first_failure: bool,
 ) -> Done:
     """Threads, for the work is waiting. Ctrl-C reaches the main thread only: it tells the others."""
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
     from ddtree_ops.deploy.attend import interrupt_all
 
     done: Done = {}

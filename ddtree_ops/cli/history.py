@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
 
-@command("history", "Look")
+@command("history")
 def history(
     host: HostOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="How many journal ends to show.")] = 20,

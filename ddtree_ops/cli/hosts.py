@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLUMNS = ("host", "service", "state", "gpus busy", "release", "budget/topk", "accept length", "verdict", "doctor")
 
 
-@command("hosts", "Look")
+@command("hosts")
 def hosts(
     prometheus: Annotated[
         Path | None,

@@ -11,7 +11,7 @@ from ddtree_ops.cli.app import JsonOption, command
 from ddtree_ops.cli.screen import Screen
 
 
-@command("init", "Start")
+@command("init")
 def init(
     directory: Annotated[Path, typer.Argument(help="Where; made when it does not exist.")] = Path(),
     json_: JsonOption = False,

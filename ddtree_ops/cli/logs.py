@@ -15,7 +15,7 @@ from ddtree_ops.cli.screen import Screen
 POLL_S = 1.0
 
 
-@command("logs", "Look")
+@command("logs")
 def logs(
     host: HostOption = None,
     lines: Annotated[int, typer.Option("-n", "--lines", min=1, max=5000, help="How many of the last lines.")] = 100,

@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddtree_ops.cli.app import JsonOption, app, command
+from ddtree_ops.cli.app import JsonOption, command
+from ddtree_ops.cli.commands import registered
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import Failed
 
 if TYPE_CHECKING:
     from ddtree_ops.release.workflow import Stock
 
-PANEL = "Develop"
-patch = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(patch, name="patch", help="Check, edit and refresh the patches of SGLang.", rich_help_panel=PANEL)
+patch = typer.Typer(
+    name="patch",
+    help="Check, edit and refresh the patches of SGLang.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+registered["patch"] = patch
 
 BaseOption = Annotated[str, typer.Option("--base", help="Which patches: a directory below patches/.")]
 PatchesOption = Annotated[
@@ -25,7 +31,7 @@ PatchesOption = Annotated[
 SGLANG = "sglang-0.5.17"
 
 
-@command("check", PANEL, patch)
+@command("check", patch)
 def check(base: BaseOption = SGLANG, patches: PatchesOption = None, json_: JsonOption = False) -> int:
     """Does the series apply exactly to the pinned wheels, say what it must, compile and lint?"""
     from ddtree_ops.release import Cache, workflow
@@ -42,7 +48,7 @@ def check(base: BaseOption = SGLANG, patches: PatchesOption = None, json_: JsonO
     return 1 if faults else 0
 
 
-@command("edit", PANEL, patch)
+@command("edit", patch)
 def edit(
     tree: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Where (default: .local/BASE).")] = None,
     base: BaseOption = SGLANG,
@@ -63,7 +69,7 @@ def edit(
         screen.step(subject)
 
 
-@command("refresh", PANEL, patch)
+@command("refresh", patch)
 def refresh(
     tree: Annotated[Path, typer.Argument(metavar="DIR", help="A tree that patch edit made.")],
     base: BaseOption = SGLANG,

@@ -21,7 +21,7 @@ AdoptOption = Annotated[
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what somebody changed on the host.")]
 
 
-@command("plan", "Deploy")
+@command("plan")
 def plan(
     host: HostOption = None,
     service: ServiceOption = None,
@@ -38,12 +38,11 @@ def plan(
     """Show what deploy would change, as a diff. Changes nothing; exit 3 if anything would change."""
     from ddtree_ops.cli.fleet import select, survey
     from ddtree_ops.cli.output import refuse_unwritable, write_whole
-    from ddtree_ops.deploy import planfile
-    from ddtree_ops.deploy.session import Options, author, open_session
+    from ddtree_ops.deploy.session import Options, open_session
 
     screen = Screen(json_=json_)
     refuse_unwritable(output, "--output")
-    kept: list[planfile.Stored] = []
+    kept: list[tuple[Plan, Facts, Deployment]] = []
 
     def look(deployment: Deployment) -> tuple[Plan, Facts]:
         with open_session(deployment) as session:
@@ -52,13 +51,17 @@ def plan(
     def tell(deployment: Deployment, found: tuple[Plan, Facts]) -> tuple[int, dict[str, Any]]:
         made, seen = found
         show(screen, made, seen)
-        kept.append(planfile.stored(made, seen, deployment))
+        kept.append((made, seen, deployment))
         return (3 if made.changes else 0), {"plan": made.as_json(), "summary": made.action}
 
     deployments = select(host, service, profile, workspace)
     code = survey(screen, deployments, look, tell)
     if output is not None and code in (0, 3):
-        write_whole(output, planfile.to_text(kept, author(deployments[0].workspace_path)), "--output")
+        from ddtree_ops.deploy import planfile
+        from ddtree_ops.deploy.session import author
+
+        text = planfile.to_text([planfile.stored(*one) for one in kept], author(deployments[0].workspace_path))
+        write_whole(output, text, "--output")
         screen.step(f"plan written to {output}; apply it with: ddtree deploy {output}")
     elif output is not None:
         screen.warn(f"no plan was written to {output}: not every host could be looked at")

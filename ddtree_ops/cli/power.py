@@ -28,7 +28,7 @@ def _register(verb: str, words: str, **fields: str) -> None:
         return _tell_host(verb, host, service, yes, workspace, json_, **fields)
 
     act.__doc__ = words
-    command(verb, "Operate")(act)
+    command(verb)(act)
 
 
 _register("stop", "Stop the service; it stays enabled and starts again at boot.")
@@ -41,7 +41,7 @@ _register(
 )
 
 
-@command("unlock", "Operate")
+@command("unlock")
 def unlock(
     reason: Annotated[str, typer.Option("--reason", help="Why; kept in the host's journal.")],
     host: HostOption = None,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
 
-@command("releases", "Look")
+@command("releases")
 def releases(host: HostOption = None, workspace: WorkspaceOption = None, json_: JsonOption = False) -> int:
     """The releases on a host, newest first: id, size, age, and which service's generations use them."""
     from ddtree_ops.cli.fleet import each, select_hosts
@@ -33,7 +33,7 @@ def releases(host: HostOption = None, workspace: WorkspaceOption = None, json_: 
     return each(screen, select_hosts(host, workspace), act, table=False)
 
 
-@command("prune", "Deploy")
+@command("prune")
 def prune(
     host: HostOption = None,
     keep: Annotated[int, typer.Option("--keep", min=1, help="How many of the newest releases stay in any case.")] = 3,

@@ -8,7 +8,7 @@ from ddtree_ops.cli.screen import Screen
 UNKNOWN_RELEASE = "0" * 16
 
 
-@command("render", "Deploy")
+@command("render")
 def render(
     host: HostOption = None,
     service: ServiceOption = None,

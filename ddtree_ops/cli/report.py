@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddtree_ops.sweep.records import Record
 
 
-@command("report", "Measure")
+@command("report")
 def report(
     run: Annotated[Path, typer.Argument(help="A run's directory (sweeps/...), or its records.jsonl.")],
     other: Annotated[Path | None, typer.Argument(help="A second run to compare the first with.")] = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
 
-@command("rollback", "Deploy")
+@command("rollback")
 def rollback(
     host: HostOption = None,
     to: Annotated[

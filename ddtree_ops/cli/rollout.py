@@ -6,19 +6,21 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.cli.deploy import report, snap_after
 from ddtree_ops.cli.fleet import each, everywhere, failure, finish
 from ddtree_ops.cli.plan import show
 from ddtree_ops.cli.screen import Screen
-from ddtree_ops.deploy import planfile, run
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.deploy.session import Options, Session, open_session, settle
 from ddtree_ops.errors import Interrupted
 from ddtree_ops.model import Deployment, Workspace
+
+if TYPE_CHECKING:
+    from ddtree_ops.deploy.planfile import Stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Ready:
     session: Session
     plan: Plan
     seen: Facts
-    stored: planfile.Stored | None
+    stored: Stored | None
 
     @property
     def idle(self) -> bool:
@@ -48,7 +50,7 @@ class Rollout:
     screen: Screen
     _committing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
-    def run(self, wanted: Sequence[tuple[Deployment, planfile.Stored | None]]) -> int:
+    def run(self, wanted: Sequence[tuple[Deployment, Stored | None]]) -> int:
         """The exit code. A host that cannot be looked at stops everything before anything is touched, unless
         ``keep_going``.
         """
@@ -83,7 +85,7 @@ class Rollout:
 
             return each(self.screen, deployments, act, stop_at_first_failure=not self.keep_going, width=width)
 
-    def _plan(self, session: Session, stored: planfile.Stored | None) -> Ready:
+    def _plan(self, session: Session, stored: Stored | None) -> Ready:
         if stored is None:
             return Ready(session, *session.plan(self.options), None)
         seen = session.probe([stored.plan.release] if stored.plan.release else [])
@@ -91,7 +93,9 @@ class Rollout:
             self._require(session, stored, seen)
         return Ready(session, stored.plan, seen, stored)
 
-    def _require(self, session: Session, stored: planfile.Stored, seen: Facts) -> None:
+    def _require(self, session: Session, stored: Stored, seen: Facts) -> None:
+        from ddtree_ops.deploy import planfile
+
         planfile.require_unmoved(stored, seen)
         ids = release_ids(session.deployment)
         planfile.require_release(stored, seen, ids[fitting(session.deployment, seen.system).python])
@@ -115,6 +119,8 @@ class Rollout:
                 seen = session.probe([plan.release] if plan.release else [])
         if one.stored is not None:
             self._require(session, one.stored, seen)
+        from ddtree_ops.deploy import run  # the gate, the engine's client: not for a deploy of what runs already
+
         outcome = run.deploy(session, plan, seen, screen)
         report(screen, outcome)
         if self.snapshot and outcome.result == "confirmed":

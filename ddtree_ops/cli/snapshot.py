@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
 
-@command("snapshot", "Prove")
+@command("snapshot")
 def snapshot(
     host: HostOption = None,
     service: ServiceOption = None,

@@ -20,7 +20,7 @@ IntervalOption = Annotated[float, typer.Option("--interval", min=0.2, max=3600, 
 CountOption = Annotated[int | None, typer.Option("--count", min=1, help="With --watch: end after so many looks.")]
 
 
-@command("status", "Look")
+@command("status")
 def status(
     host: HostOption = None,
     service: ServiceOption = None,

@@ -40,7 +40,7 @@ INCOMPLETE = 3
 NOT_EXACT = 4
 
 
-@command("sweep", "Measure")
+@command("sweep")
 def sweep(
     host: OneHost = None,
     service: ServiceOption = None,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ddtree_ops.sweep.tune import Choice
 
 
-@command("tune", "Measure")
+@command("tune")
 def tune(
     host: OneHost = None,
     service: ServiceOption = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
 
-@command("verify-exactness", "Prove")
+@command("verify-exactness")
 def verify_exactness(
     host: HostOption = None,
     service: ServiceOption = None,

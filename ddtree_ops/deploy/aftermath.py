@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import gate_prompts, prove
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.deploy.session import Session, author
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import DdtreeError, Failed, NeedsHand, RolledBack, Unreachable
 from ddtree_ops.exactness import Kind, Verdict
 from ddtree_ops.model import Deployment, profile_from_json

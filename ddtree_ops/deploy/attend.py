@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ddtree_ops.deploy.follow import Entry, Follower
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import DdtreeError, Failed, Interrupted, Locked, Unreachable
 from ddtree_ops.exactness import Kind, Verdict
 from ddtree_ops.model import Deployment
@@ -24,16 +25,6 @@ RETRY_S = 1.0
 INTERRUPTED = {"kind": str(Kind.INCONCLUSIVE), "passed": False, "reasons": ["interrupted by the operator"]}
 Prove = Callable[[Transport], Verdict | None]
 ForHost = Callable[[Verdict | None], dict[str, Any]]
-
-
-class Ui(Protocol):
-    """Where a run tells what it does. The CLI draws it; nothing here formats for a terminal."""
-
-    def step(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def progress(self, label: str, done: int, total: int) -> None: ...
 
 
 class Link(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 from ddtree_ops.deploy.facts import System
@@ -10,6 +12,8 @@ from ddtree_ops.model import Deployment
 from ddtree_ops.model.archs import arch_refusals
 from ddtree_ops.release import Target, engine_of, locked_pythons, release_id
 from ddtree_ops.release.lock import load_lock
+
+_hashing = threading.Lock()
 
 
 def target(deployment: Deployment, python: str) -> Target:
@@ -31,7 +35,14 @@ def target(deployment: Deployment, python: str) -> Target:
 def release_ids(deployment: Deployment) -> dict[str, str]:
     """Python -> release id, for each Python that the base is locked for: the host's own is known after the probe."""
     pythons = locked_pythons(deployment.profile.release_base)
-    return {python: release_id(target(deployment, python)) for python in pythons}
+    with _hashing:  # hosts are planned in threads: what they share is read and hashed once
+        return {python: _release_id(target(deployment, python)) for python in pythons}
+
+
+@functools.cache
+def _release_id(wanted: Target) -> str:
+    """A command plans with the installation that it began with."""
+    return release_id(wanted)
 
 
 def fitting(deployment: Deployment, system: System) -> Target:

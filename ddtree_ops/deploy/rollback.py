@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from ddtree_ops.deploy.aftermath import Outcome, conclude
-from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.drift import find_drift
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import preflight
 from ddtree_ops.deploy.plan import Plan, expected, seal
 from ddtree_ops.deploy.run import apply, new_txn, require_leave
 from ddtree_ops.deploy.session import Session, author, bootstrap
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed
 from ddtree_ops.model import profile_from_json
 

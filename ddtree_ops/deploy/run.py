@@ -11,12 +11,13 @@ import time
 from typing import Any
 
 from ddtree_ops.deploy.aftermath import Attended, Outcome, conclude, keep_evidence
-from ddtree_ops.deploy.attend import Attendance, Ui
+from ddtree_ops.deploy.attend import Attendance
 from ddtree_ops.deploy.facts import Facts, System
 from ddtree_ops.deploy.fitting import fitting
 from ddtree_ops.deploy.gate import preflight, prove, stored
 from ddtree_ops.deploy.plan import Plan, missing_models, seal
 from ddtree_ops.deploy.session import Session, author, bootstrap
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed, Interrupted
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Profile

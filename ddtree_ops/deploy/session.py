@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import getpass
-import socket
+import functools
 import subprocess
+import threading
 import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from ddtree_ops import host as host_side
-from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.drift import SWITCH_FILE
 from ddtree_ops.deploy.evidence import evidence_of
 from ddtree_ops.deploy.facts import Facts, facts
 from ddtree_ops.deploy.fitting import fitting, release_ids
 from ddtree_ops.deploy.plan import LEASE_S, UNIT_DIR, Known, Plan, Transfer, make_plan, model_paths, sha256
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Locked
 from ddtree_ops.model import Deployment, Profile
 from ddtree_ops.model.validate import is_loopback
-from ddtree_ops.release.cache import Cache
+from ddtree_ops.remote import openssh
 from ddtree_ops.remote.agent import Agent
-from ddtree_ops.remote.ship import LIST_TIMEOUT_S, staging_of
-from ddtree_ops.remote.transport import Transport, connect
+from ddtree_ops.remote.openssh import Carrier
+from ddtree_ops.remote.transport import Transport, connect, connect_when_needed
 from ddtree_ops.units import render
+from ddtree_ops.units.render import warm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +74,12 @@ class Session:
         """One more connection to the host, for the caller to close. Raises Unreachable."""
         return connect(self.deployment.host)
 
+    def carrier(self) -> Carrier | None:
+        """A faster way to the host for bulk, where there is one."""
+        if self.deployment.host.transport != "ssh":
+            return None
+        return openssh.carrier(self.deployment.host)
+
     def probe(self, releases: Collection[str] = ()) -> Facts:
         """One round trip, no write. ``releases``: ids to ask for."""
         reply = self.agent.call(
@@ -90,24 +97,30 @@ class Session:
         """
         deployment = self.deployment
         ids = release_ids(deployment)
+        _warm()
         seen = self.probe(ids.values())
         wanted = ids[fitting(deployment, seen.system).python]
-        known = Known(author=author(deployment.workspace_path), evidence=evidence_of(deployment))
+        evidence = evidence_of(deployment)
+        known = Known(evidence=evidence)
         made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
         if not made.changes:
             return made, seen
         commit = (seen.generation.meta if seen.generation else {}).get("workspace_commit")
-        known = dataclasses.replace(
-            known,
+        known = Known(
+            author=author(deployment.workspace_path),
             ancestor=None if commit is None else is_ancestor(deployment.workspace_path, str(commit)),
             transfer=None if wanted in seen.releases_installed else self._transfer(wanted),
             cannot_guard=self.cannot_guard(deployment.profile),
             old_env=self._old_env(seen, wanted),
+            evidence=evidence,
         )
         return make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known), seen
 
     def _transfer(self, release: str) -> Transfer:
         """What the store lacks of a release that is built; of one that is not, nothing can be said."""
+        from ddtree_ops.release.cache import Cache
+        from ddtree_ops.remote.ship import LIST_TIMEOUT_S, staging_of
+
         manifest = Cache().finished(release)
         if manifest is None:
             return Transfer(None, None)
@@ -138,13 +151,22 @@ class Session:
         return str(self.agent.call("generation", n=old.n)["files"].get("env", ""))
 
 
+@functools.cache
+def _warm() -> None:
+    """Once, beside the waiting for the first host's answer: what rendering needs is slow to load."""
+    threading.Thread(target=warm, name="warm", daemon=True).start()
+
+
 def open_session(deployment: Deployment) -> Session:
-    """Connect to the deployment's host; leaving the session's block closes the connection."""
-    return Session(deployment, connect(deployment.host))
+    """A session with the deployment's host, dialled by what is first asked; leaving its block closes the connection."""
+    return Session(deployment, connect_when_needed(deployment.host))
 
 
 def author(workspace: Path) -> dict[str, Any]:
     """Who deploys from where: recorded in the generation."""
+    import getpass
+    import socket
+
     commit = _git(workspace, "rev-parse", "HEAD")
     return {
         "who": getpass.getuser(),
@@ -196,8 +218,8 @@ def restore_limit_s(deployment: Deployment) -> float:
 
 
 def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
-    """Install or refresh ``bin/ddtree-host`` when the host has another one."""
-    if seen.agent_sha256 == host_side.sha256():
+    """Install or refresh ``bin/ddtree-host`` when the host has another one, or does not keep it compiled."""
+    if seen.agent_sha256 == host_side.sha256() and session.agent.kept is not False:
         return
     ui.step("installing ddtree-host")
     session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import gate_prompts, prove, stored, tree_of
 from ddtree_ops.deploy.session import Session, author
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import DdtreeError, Failed, Locked, UsageError
 from ddtree_ops.exactness import Verdict, golden, known_methods, load_prompts
 from ddtree_ops.exactness.plan import Tree

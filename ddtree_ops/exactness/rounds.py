@@ -269,7 +269,7 @@ class Rounds:
                 first = reference.setdefault(output.prompt, output)
                 if first is not output:
                     self._evidence.compared += 1
-                    agreed = judge.first_difference(output.tokens, first.tokens[: output.limit])
+                    agreed = judge.first_difference(*_as_far_as_both(output, first))
                     self._evidence.judged("concurrency", load).judged += (
                         len(output.tokens) if agreed is None else agreed
                     )
@@ -287,7 +287,7 @@ class Rounds:
                 "concurrency",
                 group.names[output.prompt],
                 load,
-                (output.tokens, first.tokens[: output.limit]),
+                _as_far_as_both(output, first),
                 (mine, other),
                 self._evidence.epsilon,
                 self._work.unscored,
@@ -360,3 +360,9 @@ def _foreseen(plan: GatePlan, facts: Facts) -> int:
             turns = max(size, load.concurrency)
             steps += len(schedule([2] * size, load.concurrency)) if load.mixed else turns + min(size, stops.PROMPTS)
     return steps
+
+
+def _as_far_as_both(output: Output, other: Output) -> tuple[Ids, Ids]:
+    """Two answers to one prompt, up to where both were asked to go."""
+    limit = min(output.limit, other.limit)
+    return output.tokens[:limit], other.tokens[:limit]

@@ -6,18 +6,23 @@ read and typed. A part imports other parts by ``from .part import ...`` at its t
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import re
+import threading
 from collections.abc import Sequence
-from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ast
 
 PARTS = (
     *("base", "system", "form", "supervisors", "plain", "service", "guard"),
     *("store", "causes", "fitting", "manifest", "making", "releases"),
     *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )
+_joining = threading.Lock()
 _DOCSTRING = re.compile(r'\A"""(.*?)"""\n', re.DOTALL)
 _BETWEEN = re.compile(
     r"^(if TYPE_CHECKING:\n(    .*\n)+|(    )?from \.+\w[\w.]* import (\([^)]*\)|.*)\n)", re.MULTILINE
@@ -25,15 +30,20 @@ _BETWEEN = re.compile(
 _IMPORT = re.compile(r"^(?:import (\S+)|from (\S+) import (.*))\n", re.MULTILINE)
 
 
-@functools.cache
 def source() -> str:
     """The text of ``ddtree-host``, joined from its parts, from a checkout or an installed wheel."""
+    with _joining:  # hosts are asked in threads: one joins, the others wait for it
+        return _source()
+
+
+@functools.cache
+def _source() -> str:
     return "#!/usr/bin/env -S python3 -I\n" + joined("agent", [f"agent/{name}" for name in PARTS])
 
 
 def joined(folder: str, parts: Sequence[str]) -> str:
     """One module out of ``parts`` (``agent/base``), under the docstring of the package ``folder``."""
-    home = resources.files(__name__)
+    home = Path(__file__).parent
     head = _DOCSTRING.match(home.joinpath(f"{folder}/__init__.py").read_text(encoding="utf-8"))
     assert head is not None
     modules: set[str] = set()
@@ -49,6 +59,8 @@ def joined(folder: str, parts: Sequence[str]) -> str:
             names.setdefault(package, set()).update(wanted.split(", "))
         bodies.append(f"# {'-' * 20} {title[1].splitlines()[0]}\n\n\n{_IMPORT.sub('', text).strip()}\n")
     names["typing"].discard("TYPE_CHECKING")
+    if not names["typing"]:  # it is slow to load, and annotations are never evaluated
+        del names["typing"]
     future = f"from __future__ import {', '.join(names.pop('__future__'))}\n"
     imports = [f"import {module}\n" for module in sorted(modules - {""})]
     imports += [f"from {package} import {', '.join(sorted(names[package]))}\n" for package in sorted(names) if package]
@@ -58,6 +70,8 @@ def joined(folder: str, parts: Sequence[str]) -> str:
 
 def shaken(text: str) -> str:
     """A module's text without the top-level names that nothing reaches from what runs when it is loaded."""
+    import ast
+
     names: dict[str, list[ast.stmt]] = {}
     body = ast.parse(text).body
     for node in body:
@@ -83,6 +97,8 @@ def shaken(text: str) -> str:
 
 def _bound(node: ast.stmt) -> list[str]:
     """The names that a definition, an import or an assignment of a module binds; nothing for what merely runs."""
+    import ast
+
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, ast.Import):

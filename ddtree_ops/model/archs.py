@@ -86,7 +86,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 def arch_table() -> ArchTable:
     """The packaged table."""
     text = resources.files(__package__).joinpath("arch_rules.yaml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), ArchTable)
+    return msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ArchTable)
 
 
 def base_arch(name: str) -> str:
@@ -119,15 +119,28 @@ def arguments_of(words: Sequence[str]) -> set[str]:
     return found
 
 
+def asked_for(wanted: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Which of ``wanted`` (as ``arguments_of`` writes them) are among engine arguments.
+
+    argparse takes every unambiguous beginning of a flag, so a beginning with the same value counts.
+    """
+    given = {tuple(argument.partition("=")[::2]) for argument in arguments_of(words)}
+    found = []
+    for argument in wanted:
+        flag, _, value = argument.partition("=")
+        if any(value == told and len(start) > len("--") and flag.startswith(start) for start, told in given):
+            found.append(argument)
+    return found
+
+
 def holds(when: ArchWhen, host: Host, values: Mapping[str, Any]) -> bool:
     """Whether a rule is about this profile on this host. No rule is about the reference engine, which uses no GPU."""
-    arguments = arguments_of(values["extra_args"])
     return (
         values["engine"] == "sglang"
         and (when.archs is None or base_arch(host.gpus.arch) in when.archs)
         and (when.algorithms is None or values["algorithm"] in when.algorithms)
         and (when.attention is None or values["attention_backend"] in when.attention)
-        and (when.arguments is None or any(argument in arguments for argument in when.arguments))
+        and (when.arguments is None or bool(asked_for(when.arguments, values["extra_args"])))
         and when.interconnect in (None, host.gpus.interconnect)
         and when.cuda_graph in (None, values["cuda_graph"])
         and (when.tp_above is None or values["tp"] > when.tp_above)
@@ -167,7 +180,7 @@ def arch_refusals(deployment: Deployment) -> list[Refusal]:
             continue
         asked = f"attention_backend {profile.attention_backend}"
         if rule.when.arguments is not None:
-            asked = ", ".join(sorted(arguments_of(profile.extra_args) & set(rule.when.arguments)))
+            asked = ", ".join(sorted(asked_for(rule.when.arguments, profile.extra_args)))
         where = f"{asked} on {deployment.host.name} ({deployment.host.gpus.arch})"
         found.append(Refusal(rule=rule.id, asked=where, why=rule.refuse, source=rule.source))
     return found

@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from yaml.composer import Composer
+from yaml.resolver import Resolver
 
 from ddtree_ops.errors import UsageError
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 12
 
+# What libyaml and PyYAML read alike: printable ASCII on lines, without escapes, directives and blocks of text.
+_PLAIN = re.compile(r"[\n !\"#$&'()*+,\-./0-9:;<=?@A-Z\[\]^_`a-z{}~]*")
+_DOCUMENT = re.compile(r"^(---|\.\.\.)", re.MULTILINE)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+([eE][-+]?[0-9]+)?")
@@ -71,6 +76,9 @@ def read_yaml(path: Path, shown: str) -> Node:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise UsageError(position(shown, line, "", "not UTF-8")) from error
+    quick = _quickly(text, shown)
+    if quick is not None:
+        return _convert(quick, shown, "", quick.start_mark.line + 1)
     try:
         loader = _Loader(text, shown)
         root = loader.get_single_node()
@@ -91,16 +99,28 @@ def read_yaml(path: Path, shown: str) -> Node:
     return _convert(root, shown, "", root.start_mark.line + 1)
 
 
-class _Loader(yaml.SafeLoader):
+def _quickly(text: str, shown: str) -> yaml.Node | None:
+    """The root node by libyaml, a tenth of PyYAML's time; None where that is not at hand or finds anything wrong.
+
+    PyYAML then says what is wrong, and where. Both read YAML 1.1; what only one of them reads is left to PyYAML: all
+    but printable ASCII, blocks of text, several documents.
+    """
+    if _Quick is None or not _PLAIN.fullmatch(text) or _DOCUMENT.search(text):
+        return None
+    try:
+        return _Quick(text, shown).get_single_node()
+    except (yaml.YAMLError, UsageError, ValueError):
+        return None
+
+
+class _Strict:
     """Composes nodes; refuses what could grow or nest without bound before it does."""
 
-    def __init__(self, text: str, shown: str) -> None:
-        super().__init__(text)
-        self._shown = shown
-        self._depth = 0
+    _shown: str
+    _depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[attr-defined]
         line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise UsageError(position(self._shown, line, "", "anchors and aliases (& and *) are refused; write it out"))
@@ -110,9 +130,32 @@ class _Loader(yaml.SafeLoader):
         if self._depth > MAX_DEPTH:
             raise UsageError(position(self._shown, line, "", f"nested deeper than {MAX_DEPTH}"))
         try:
-            return super().compose_node(parent, index)
+            return super().compose_node(parent, index)  # type: ignore[misc,no-any-return]
         finally:
             self._depth -= 1
+
+
+class _Loader(_Strict, yaml.SafeLoader):
+    """All by PyYAML."""
+
+    def __init__(self, text: str, shown: str) -> None:
+        super().__init__(text)
+        self._shown = shown
+
+
+if yaml.__with_libyaml__:
+
+    class _Quick(_Strict, Composer, yaml.cyaml.CParser, Resolver):  # type: ignore
+        """Events by libyaml; nodes and tags by PyYAML."""
+
+        def __init__(self, text: str, shown: str) -> None:
+            yaml.cyaml.CParser.__init__(self, text)  # type: ignore[attr-defined]
+            Composer.__init__(self)
+            Resolver.__init__(self)
+            self._shown = shown
+
+else:
+    _Quick = None  # type: ignore[assignment,misc]
 
 
 def _convert(node: yaml.Node, shown: str, path: str, line: int) -> Node:
@@ -153,7 +196,7 @@ def _key(node: yaml.Node, shown: str, path: str) -> str:
 def _scalar(node: Any) -> tuple[Any, str]:
     """The value of a scalar, and why it is doubtful ("" when it is not)."""
     text: str = node.value
-    if node.style is not None:
+    if node.style:  # a plain one has None by PyYAML, "" by libyaml
         return text, ""
     if text in ("", "~", "null"):
         return None, ""

@@ -3,7 +3,7 @@
 from .build import Release, build, release_id
 from .cache import Cache
 from .choice import Target, engine_of
-from .fetch import Progress
 from .lock import locked_pythons
+from .progress import Progress
 
 __all__ = ["Cache", "Progress", "Release", "Target", "build", "engine_of", "locked_pythons", "release_id"]

@@ -1,4 +1,7 @@
-"""``build``: the release of an engine. Same inputs, same id, on any day, in any directory, under any umask."""
+"""``build``: the release of an engine. Same inputs, same id, on any day, in any directory, under any umask.
+
+What only making one needs (pip, zip files) is imported there: every plan asks for an id.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,10 @@ from ..data import data_dir
 from ..errors import Failed
 from .cache import Cache
 from .choice import Choice, Target, choose
-from .fetch import Progress, fetch
 from .lock import Lock, Pin, load_lock, normal
 from .patchset import PatchSet, load_patchset
-from .repack import local_version, repack
+from .progress import Progress
 from .trim import KEEP, Rule, left_out_by
-from .wheels import Member, members, record_name, record_text, unpack
 
 #: Of the manifest. Raise RECIPE when the same wheels and sources would give other files than before.
 FORMAT = 2
@@ -168,6 +169,9 @@ def _inputs(target: Target, lock: Lock, package: Path, patches: Path | None) -> 
 @contextlib.contextmanager
 def _wheels(inputs: _Inputs, cache: Cache, progress: Progress) -> Iterator[list[Path]]:
     """The wheels to ship, the patched one in the place of the stock one."""
+    from .fetch import fetch
+    from .repack import repack
+
     pins = dataclasses.replace(inputs.lock, pins=inputs.shipped)
     with cache.scratch() as scratch:
         yield [
@@ -203,6 +207,8 @@ def _wheel_files(
 
     Each wheel's RECORD is written anew for what is kept of it: packages find their libraries through it.
     """
+    from .wheels import Member, members, record_name, record_text, unpack
+
     files: dict[str, dict[str, Any]] = {}
     left_out: dict[Rule, list[int]] = {}
     kept: list[Member] = []
@@ -238,6 +244,8 @@ def _add(files: dict[str, dict[str, Any]], path: str, entry: dict[str, Any]) -> 
 def _manifest(
     release: str, inputs: _Inputs, files: dict[str, dict[str, Any]], left_out: dict[Rule, list[int]]
 ) -> dict[str, Any]:
+    from .repack import local_version
+
     target, patched = inputs.target, inputs.patched
     versions = {
         pin: local_version(pin.version, inputs.patchset) if pin == patched else pin.version

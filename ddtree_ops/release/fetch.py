@@ -12,16 +12,15 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from ..errors import Failed
 from .cache import Cache, file_sha256
 from .lock import Lock, Pin
+from .progress import Progress
 
-#: progress(what, done, total), in one unit.
-Progress = Callable[[str, int, int], None]
 #: Two cores are enough for four: they wait for the network. A pip takes a second to start, so each gets some wheels.
 PIPS_AT_ONCE = 4
 WHEELS_A_PIP = 6

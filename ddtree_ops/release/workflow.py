@@ -16,10 +16,11 @@ from pathlib import Path
 
 from ..errors import Failed
 from .cache import Cache
-from .fetch import Progress, fetch
+from .fetch import fetch
 from .git import Git, blob_id
 from .lock import Lock, load_lock, locked_pythons, normal
 from .patchset import PatchSet, apply_patch, load_patchset
+from .progress import Progress
 from .wheels import members
 
 #: The line that keeps a patch's file name in its commit's message.

@@ -1,9 +1,14 @@
-"""Asks the host's half: one script by stdin, one JSON document back, one round trip a call."""
+"""Asks the host's half: one script by stdin, one JSON document back, one round trip a call.
+
+A question that changes nothing is first put without the host's half, to what the host keeps of it compiled: a
+hundredth of the bytes and nothing to compile. A host that keeps none, or another one, says so and is sent it.
+"""
 
 from __future__ import annotations
 
 import base64
 import functools
+import hashlib
 import json
 import zlib
 from typing import Any
@@ -24,6 +29,30 @@ KINDS: dict[str, type[DdtreeError]] = {
     "cut": Unreachable,  # the link held, and yet nothing came: a sender that slept
 }
 
+#: Verbs that change nothing on the host: `Transport.ask` may carry them.
+QUESTIONS = frozenset({"probe", "status", "history", "generation", "logs", "collect", "releases"})
+# What `keep_compiled` (host/agent/verbs.py) wrote, and only root or ourselves could write.
+BRIEF = """\
+import hashlib, marshal, os, stat, sys
+def kept(path, wanted):
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            told = os.fstat(file.fileno())
+            if not stat.S_ISREG(told.st_mode) or told.st_uid not in (0, os.geteuid()) or told.st_mode & 0o022:
+                return None
+            head, data = file.readline(200), file.read(16 << 20)
+    except OSError:
+        return None
+    right = "%s %x %s\\n" % (wanted, sys.hexversion, hashlib.sha256(data).hexdigest())
+    return marshal.loads(data) if head == right.encode() else None
+code = kept({path!r} + sys.implementation.cache_tag, {sha256!r})
+if code is None:
+    print({absent!r})
+    raise SystemExit(0)
+exec(code)
+"""
+ABSENT = "ddtree-host is not kept here"
+
 
 class Agent:
     """``ddtree_host.py`` on one host, for one service. Nothing needs to be installed there but python3."""
@@ -39,8 +68,20 @@ class Agent:
     ) -> None:
         """``root`` is the host's directory (/opt/ddtree), ``source`` another script than the package's own."""
         self.transport = transport
-        self.source = host_side.source() if source is None else source
+        self._source = source
+        #: Whether the host keeps this very agent compiled; None while nothing was asked.
+        self.kept: bool | None = None
         self.root, self.service, self.supervisor, self.unit_dir = root, service, supervisor, unit_dir
+
+    @property
+    def source(self) -> str:
+        """The host's half, whole."""
+        return host_side.source() if self._source is None else self._source
+
+    @source.setter
+    def source(self, text: str) -> None:
+        self._source = text
+        self.__dict__.pop("_packed_source", None)
 
     @property
     def elevates(self) -> bool:
@@ -61,15 +102,29 @@ class Agent:
             "unit_dir": self.unit_dir,
             **fields,
         }
-        script = (
-            f"import base64, zlib\nunpacked = lambda text: zlib.decompress(base64.b64decode(text)).decode()\n"
-            f"exec(compile(unpacked('{self._packed_source}'), 'ddtree-host', 'exec'))\n"
-            f"raise SystemExit(main_request(unpacked('{packed(json.dumps(request))}')))\n"
-        )
-        result = self.transport.run(
-            ["python3", "-I", "-"], stdin=script.encode(), timeout=timeout, root=as_root and self.elevates
-        )
+        last = f"raise SystemExit(main_request({json.dumps(request)!r}))\n"
+        argv, root = ["python3", "-I", "-"], as_root and self.elevates
+        if verb not in QUESTIONS:
+            return self.reply(verb, self.transport.run(argv, stdin=self._whole(last), timeout=timeout, root=root))
+        brief = BRIEF.format(path=f"{self.root}/bin/ddtree-host.", sha256=self._sha256, absent=ABSENT)
+        result = self.transport.ask(argv, stdin=(brief + last).encode(), timeout=timeout, root=root)
+        self.kept = result.stdout.strip() != ABSENT.encode()
+        if not self.kept:
+            result = self.transport.ask(argv, stdin=self._whole(last), timeout=timeout, root=root)
         return self.reply(verb, result)
+
+    def _whole(self, last: str) -> bytes:
+        """A script that brings the host's half with it."""
+        return (
+            f"import base64, zlib\n"
+            f"exec(compile(zlib.decompress(base64.b64decode('{self._packed_source}')), 'ddtree-host', 'exec'))\n{last}"
+        ).encode()
+
+    @property
+    def _sha256(self) -> str:
+        if self._source is None:
+            return host_side.sha256()
+        return hashlib.sha256(self.source.encode()).hexdigest()
 
     @functools.cached_property
     def _packed_source(self) -> str:

@@ -10,12 +10,8 @@ import paramiko
 from paramiko.hostkeys import HostKeyEntry, HostKeys
 
 from ..errors import Unreachable, UsageError
+from .knownhosts import known_name
 from .transport import Endpoint
-
-
-def known_name(host: Endpoint) -> str:
-    """The host's name in a known_hosts file, as ssh(1) writes it."""
-    return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
 
 
 def add_expected(host: Endpoint, keys: HostKeys) -> None:
@@ -34,9 +30,11 @@ def add_expected(host: Endpoint, keys: HostKeys) -> None:
             text = path.read_text()
         except OSError as error:
             raise UsageError(f"{host.name}: known_hosts {path}: {error.strerror}") from error
-        if any(line.lstrip().startswith("@revoked") for line in text.splitlines()):
-            # paramiko skips marked lines: a revoked key that another line allows would pass.
-            raise UsageError(f"{host.name}: {path} has @revoked lines, which are not supported; use host_key instead")
+        marks = {line.split()[0] for line in text.splitlines() if line.lstrip().startswith("@")}
+        if marks:
+            # paramiko skips @revoked (a revoked key that another line allows would pass), and reads no other mark.
+            named = " and ".join(sorted(marks))
+            raise UsageError(f"{host.name}: {path} has {named} lines, which are not supported; use host_key instead")
         keys.load(str(path))
 
 

@@ -35,6 +35,9 @@ class LocalTransport:
     ) -> Result:
         return drive(self._start(argv, root, timeout), stdin, timeout=timeout, limit=limit, host=self.name, argv=argv)
 
+    def ask(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, root: bool = False) -> Result:
+        return self.run(argv, stdin=stdin, timeout=timeout, root=root)
+
     def popen(self, argv: Sequence[str], *, root: bool = False) -> Process:
         return PipedProcess(self._start(argv, root, None))
 
@@ -53,16 +56,16 @@ class LocalTransport:
     ) -> None:
         self.close()
 
-    def _start(self, argv: Sequence[str], root: bool, timeout: float | None) -> _LocalPipes:
+    def _start(self, argv: Sequence[str], root: bool, timeout: float | None) -> LocalPipes:
         require_argv(argv)
         if root and not self.may_root:
             raise Unreachable(f"{self.name}: needs root", hint="run as root, or set sudo: true in its inventory")
         sudo = root and self._sudo
         # Only what sudo started needs a limit of its own: the rest is killed from here.
-        return _LocalPipes(host_argv(argv, sudo=sudo, timeout=timeout if sudo else None))
+        return LocalPipes(host_argv(argv, sudo=sudo, timeout=timeout if sudo else None))
 
 
-class _LocalPipes:
+class LocalPipes:
     """A subprocess that leads its own session: Ctrl-C at this terminal does not reach it."""
 
     def __init__(self, argv: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,20 +24,26 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from ..errors import Failed, Unreachable
 from .agent import Agent
 from .local import LocalTransport
-from .transport import Transport
+from .pack import Pace, Packer
+from .transport import Result, Transport
 
 T = TypeVar("T")
 #: progress(done, total), in bytes of content.
 Progress = Callable[[int, int], None]
 CHUNK = 1 << 18
 SLICE = 1 << 15
-LEVEL = 4  # results/ship/levels.txt: a tenth less than level 1 for a third more CPU; 6 takes twice that
 RECEIVE_TIMEOUT_S = 6 * 3600
 INSTALL_TIMEOUT_S = 3600
 LIST_TIMEOUT_S = 120
 #: results/ship/connections.txt: one connection fills 100 Mbit/s and no more; four are twice as fast on a faster link.
 CONNECTIONS = 4
 SEVERAL_FROM = 64 << 20  # bytes of content: below that the dialling eats what it brings
+#: So much is sent first; is the link at least that fast, ssh(1) carries the rest. On a slower one it brings nothing,
+#: and a cut would cost what its buffers hold.
+FIRST = 4 << 20
+FAST = 4 << 20  # bytes a second, the start of the command on the host included
+BULK_FROM = 16 << 20  # bytes of content
+BULK_CONNECTIONS = 2
 #: Waits before dialling again, in seconds; a try that brought bytes to the host starts over.
 WAITS_S = (1, 2, 4, 8, 15)
 # Reads the agent from the head of stdin and lets it read the stream behind it: nothing is left on the host.
@@ -75,6 +81,12 @@ class Shippable(Protocol):
     def blob(self, sha256: str) -> Path: ...
 
 
+class Carrier(Protocol):
+    """The part of a `Transport` that bulk needs."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes | Iterable[bytes], timeout: float | None) -> Result: ...
+
+
 class Link(Protocol):
     """A connection to one host that can be made again (`deploy.run.Session`)."""
 
@@ -85,6 +97,9 @@ class Link(Protocol):
 
     def beside(self) -> Transport:
         """One more connection to the same host, for the caller to close. Raises Unreachable."""
+
+    def carrier(self) -> Carrier | None:
+        """A faster way there for bulk, None where there is none. Each command of it is a connection of its own."""
 
 
 class Piece(NamedTuple):
@@ -139,25 +154,31 @@ def lots_of(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
     return [sorted(lot, key=order.__getitem__) for lot in lots]
 
 
-def stream(pieces: Sequence[Piece], blob: Callable[[str], Path], told: Callable[[int], None]) -> Iterator[bytes]:
-    """The pieces as the host's `receive` reads them, gzip-compressed, in constant memory; ``told`` of each chunk.
+def stream(
+    pieces: Sequence[Piece], blob: Callable[[str], Path], told: Callable[[int], None], pace: Pace | None = None
+) -> Iterator[bytes]:
+    """The pieces as the host's `receive` reads them, in gzip's form, in constant memory; ``told`` of each chunk.
 
     Raises Failed when a file is not that long.
     """
-    compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    packer, pace = Packer(), pace or Pace(may_store=False)
     for piece in pieces:
         left = piece.size - piece.offset
-        yield compressor.compress(f"{piece.sha256} {piece.offset} {left}\n".encode())
+        head = f"{piece.sha256} {piece.offset} {left}\n".encode()
         path = blob(piece.sha256)
         with path.open("rb") as file:
             file.seek(piece.offset)
             while chunk := file.read(min(CHUNK, left)):
                 left -= len(chunk)
-                yield compressor.compress(chunk)
+                yield packer.pack(head + chunk, pace.level)
+                head = b""
                 told(len(chunk))
+                pace.sent(len(chunk))
+        if head:  # an empty file
+            yield packer.pack(head, pace.level)
         if left:
             raise Failed(f"{path} is shorter than it was: the cache is damaged", hint="delete it and build again")
-    yield compressor.flush()
+    yield packer.finish()
 
 
 class _Shipment:
@@ -171,6 +192,7 @@ class _Shipment:
         self._sizes: dict[str, int] = {file["sha256"]: file["size"] for file in files}
         self._sent, self._cuts, self._held = 0, 0, -1
         self._tries = list(waits)
+        self._by_carrier = True
         self._resent: set[str] = set()
 
     def run(self) -> ShipReport:
@@ -265,6 +287,7 @@ class _Shipment:
 
     def _send(self, staging: str, pieces: list[Piece], done: int, total: int) -> list[str]:
         """Send the pieces, over several connections where there is much; the blobs that arrived wrong."""
+        wrong, first, rest = [], *self._first(pieces)
         counting = threading.Lock()
 
         def told(size: int) -> None:
@@ -277,6 +300,21 @@ class _Shipment:
             with counting:
                 self._sent += size
 
+        send = partial(self._send_lot, staging, told=told, sent=sent)
+        carrier = None
+        if first:
+            before, began = self._sent, time.monotonic()
+            wrong = send(self._link.agent.transport, first)
+            if rest and (self._sent - before) / (time.monotonic() - began) >= FAST:
+                carrier = self._link.carrier()
+        if carrier is not None:
+            self._by_carrier = False  # should it fail, the rest goes as it always did
+            lots = lots_of(rest, BULK_CONNECTIONS)
+            with ThreadPoolExecutor(len(lots)) as pool:
+                told_wrong = list(pool.map(partial(send, carrier, may_store=True), lots))
+            self._by_carrier = True
+            return [*wrong, *itertools.chain(*told_wrong)]
+        pieces = rest
         with contextlib.ExitStack() as stack:
             # Left last: when one lot fails, the other connections are closed first, which ends their sending.
             pool = stack.enter_context(ThreadPoolExecutor(CONNECTIONS))
@@ -285,25 +323,39 @@ class _Shipment:
                 with contextlib.suppress(Unreachable):  # a host that takes no more gets it over fewer
                     while len(transports) < CONNECTIONS:
                         transports.append(stack.enter_context(self._link.beside()))
-            send = partial(self._send_lot, staging, told=told, sent=sent)
             first, *lots = lots_of(pieces, len(transports))
             futures = [pool.submit(send, transport, lot) for transport, lot in zip(transports[1:], lots, strict=True)]
-            wrong = send(transports[0], first)
+            wrong += send(transports[0], first)
             return [*wrong, *(sha256 for future in futures for sha256 in future.result())]
+
+    def _first(self, pieces: list[Piece]) -> tuple[list[Piece], list[Piece]]:
+        """What is sent to see how fast the link is, and the rest; nothing, where nothing depends on it."""
+        if not self._by_carrier or sum(piece.size - piece.offset for piece in pieces) < BULK_FROM:
+            return [], pieces
+        size = 0
+        for count, piece in enumerate(pieces):
+            if count and size + piece.size - piece.offset > 4 * FIRST:
+                return pieces[:count], pieces[count:]
+            size += piece.size - piece.offset
+            if size >= FIRST:
+                return pieces[: count + 1], pieces[count + 1 :]
+        return [], pieces
 
     def _send_lot(
         self,
         staging: str,
-        transport: Transport,
+        transport: Carrier,
         pieces: list[Piece],
         told: Callable[[int], None],
         sent: Callable[[int], None],
+        may_store: bool = False,
     ) -> list[str]:
         agent = self._link.agent
         source = zlib.compress(agent.source.encode())
 
         def feed() -> Iterator[bytes]:
-            for chunk in itertools.chain([source], stream(pieces, self._release.blob, told)):
+            pace = Pace(may_store=may_store)
+            for chunk in itertools.chain([source], stream(pieces, self._release.blob, told, pace)):
                 for at in range(0, len(chunk), SLICE):  # so that little counts as sent that never left
                     sent(len(chunk[at : at + SLICE]))
                     yield chunk[at : at + SLICE]

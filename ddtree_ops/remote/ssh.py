@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shlex
 import socket
 import threading
 import time
@@ -23,10 +22,10 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 from ..errors import Failed, Unreachable
 from .forward import Forwarder
 from .hostkeys import RefuseUnknown, add_expected, changed
-from .process import PipedProcess, drive, host_argv, require_argv
-from .transport import OUTPUT_LIMIT, Endpoint, Process, Result
+from .process import PipedProcess, drive, require_argv
+from .rights import may_root, remote_command, require_root, require_sudo
+from .transport import CONNECT_TIMEOUT_S, OUTPUT_LIMIT, Endpoint, Process, Result
 
-CONNECT_TIMEOUT_S = 10
 # tcp(7): unacknowledged data or unanswered keepalives end the connection after this.
 DEAD_LINK_MS = 10_000
 KEEPALIVE_IDLE_S = 3
@@ -45,7 +44,7 @@ class SshTransport:
     def __init__(self, host: Endpoint) -> None:
         self.name, self.user = host.name, host.user
         self._host = host
-        self.may_root = host.sudo or host.user == "root"
+        self.may_root = may_root(host)
         self._connection = _open(host)
         self._transport: paramiko.Transport = self._connection.transport
         self._opening = threading.Lock()
@@ -61,12 +60,11 @@ class SshTransport:
     ) -> Result:
         pipes = self._start(argv, root, timeout)
         result = drive(pipes, stdin, timeout=timeout, limit=limit, host=self.name, argv=argv)
-        if root and result.code == 1 and b"sudo: a password is required" in result.stderr:
-            raise Unreachable(
-                f"{self.name}: sudo wants a password for {self._host.user}, or does not allow it at all",
-                hint=f"allow it without one (sudoers: `{self._host.user} ALL=(ALL) NOPASSWD: ALL`), or use user: root",
-            )
+        require_sudo(self._host, result, root)
         return result
+
+    def ask(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, root: bool = False) -> Result:
+        return self.run(argv, stdin=stdin, timeout=timeout, root=root)
 
     def popen(self, argv: Sequence[str], *, root: bool = False) -> Process:
         return PipedProcess(self._start(argv, root, None))
@@ -90,17 +88,12 @@ class SshTransport:
 
     def _start(self, argv: Sequence[str], root: bool, timeout: float | None) -> _ChannelPipes:
         require_argv(argv)
-        if root and not self.may_root:
-            raise Unreachable(
-                f"{self.name}: needs root, and {self._host.user} is not root",
-                hint="set sudo: true in its inventory (and allow sudo without a password there), or user: root",
-            )
-        sudo = root and self._host.user != "root"
-        command = shlex.join(host_argv(argv, sudo=sudo, timeout=timeout))
+        if root:
+            require_root(self._host)
+        command = remote_command(self._host, argv, root=root, timeout=timeout)
         try:
             channel = self._session()
-            # The messages of sudo are matched, so they must not be translated.
-            channel.exec_command(f"exec env LC_ALL=C.UTF-8 {command}")
+            channel.exec_command(command)
         except paramiko.ChannelException as error:
             raise Failed(
                 f"{self.name}: sshd refuses another session: {error.text}", hint="see MaxSessions in its sshd_config"

@@ -11,6 +11,8 @@ from ..errors import UsageError
 
 #: Bytes of stdout or stderr that `Transport.run` collects before it gives up on the command.
 OUTPUT_LIMIT = 64 << 20
+#: Seconds for a TCP connection, and again for what ssh says first.
+CONNECT_TIMEOUT_S = 10
 
 
 class Endpoint(Protocol):
@@ -97,6 +99,9 @@ class Transport(Protocol):
         link is lost or root is not to be had. A status other than 0 is not an error here.
         """
 
+    def ask(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float | None = 60, root: bool = False) -> Result:
+        """As `run`, for a command that changes nothing: it may run twice, and over a connection of its own."""
+
     def popen(self, argv: Sequence[str], *, root: bool = False) -> Process:
         """Starts a command and returns at once."""
 
@@ -123,6 +128,15 @@ def connect(host: Endpoint) -> Transport:
 
         return SshTransport(host)
     raise UsageError(f"{host.name}: transport {host.transport!r}: allowed are ssh and local")
+
+
+def connect_when_needed(host: Endpoint) -> Transport:
+    """As `connect`, but an ssh host is dialled by what is first asked of it, which then raises what `connect` does."""
+    if host.transport == "ssh":
+        from .later import LaterTransport
+
+        return LaterTransport(host)
+    return connect(host)
 
 
 def printable(output: bytes, limit: int = 2000) -> str:

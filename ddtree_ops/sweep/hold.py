@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.deploy import run as deploying
-from ddtree_ops.deploy.attend import Attendance, Ui
+from ddtree_ops.deploy.attend import Attendance
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import api_key, prove
 from ddtree_ops.deploy.plan import Plan, seal
 from ddtree_ops.deploy.session import Options, Session, author
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed, NeedsHand
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment

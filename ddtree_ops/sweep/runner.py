@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ddtree_ops import __version__
 from ddtree_ops.deploy.aftermath import by_hand, prove_again
-from ddtree_ops.deploy.attend import Ui
 from ddtree_ops.deploy.session import Session, author, open_session, restore_limit_s, settle
+from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed, Locked, NeedsHand, UsageError
 from ddtree_ops.exactness import Kind
 from ddtree_ops.model import Deployment, Workspace

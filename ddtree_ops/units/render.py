@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
-from typing import NamedTuple
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddtree_ops.data import data_dir
 from ddtree_ops.model.stored import profile_to_json
@@ -15,7 +13,11 @@ from ddtree_ops.model.types import Deployment
 from ddtree_ops.units import escape
 from ddtree_ops.units.launch import API_KEY, launch, release_path, uses_gpus
 
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+
 SERVICE_USER = "ddtree"
+TEMPLATES = UNIT, ENV = "service.unit.j2", "service.env.j2"
 
 
 class Rendered(NamedTuple):
@@ -36,7 +38,7 @@ def render(deployment: Deployment, release_id: str, generation: int) -> Rendered
     outside = [host.root, profile.model, profile.drafter or ""]
     key = profile.api_key.file if profile.api_key is not None else None
     shared = {"name": name, "host": host.name, "profile": profile, "generation": generation}
-    unit = _template("service.unit.j2").render(
+    unit = _template(UNIT).render(
         **shared,
         user=SERVICE_USER,
         release=release_path(deployment, release_id),
@@ -52,7 +54,7 @@ def render(deployment: Deployment, release_id: str, generation: int) -> Rendered
     return Rendered(
         {
             "unit": unit,
-            "env": _template("service.env.j2").render(**shared, env=started.env),
+            "env": _template(ENV).render(**shared, env=started.env),
             "process.json": json.dumps(started._asdict(), ensure_ascii=False, indent=2, sort_keys=True) + "\n",
             "profile.json": profile_to_json(profile),
         }
@@ -61,6 +63,8 @@ def render(deployment: Deployment, release_id: str, generation: int) -> Rendered
 
 @functools.cache
 def _environment(templates: Path) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     # Not HTML: escaping is the filters below, and a name that a template does not get is an error.
     environment = Environment(
         loader=FileSystemLoader(templates),
@@ -69,6 +73,7 @@ def _environment(templates: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        auto_reload=False,
     )
     environment.filters |= {
         "exec_line": escape.exec_line,
@@ -77,6 +82,12 @@ def _environment(templates: Path) -> Environment:
     }
     environment.globals["environment_file_line"] = escape.environment_file_line
     return environment
+
+
+def warm() -> None:
+    """Loads what `render` needs, for whoever has to wait for something else anyway."""
+    for name in TEMPLATES:
+        _template(name)
 
 
 def _template(name: str) -> Template:

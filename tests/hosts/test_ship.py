@@ -14,8 +14,9 @@ import pytest
 
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Cache, Release, build
-from ddtree_ops.remote import Agent, Transport, connect, ship
-from ddtree_ops.remote.ship import remaining, stream
+from ddtree_ops.remote import Agent, Transport, connect
+from ddtree_ops.remote.openssh import Carrier, carrier
+from ddtree_ops.remote.ship import remaining, ship, stream
 
 from ..unit.release.test_build import REFERENCE, make
 from ..unit.release.wheelwright import lock_of
@@ -38,6 +39,9 @@ class Line:
 
     def beside(self) -> Transport:
         return connect(self.entry)
+
+    def carrier(self) -> Carrier | None:
+        return carrier(self.entry)
 
 
 @pytest.fixture(params=["root", "deploy"])

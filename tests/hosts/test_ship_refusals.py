@@ -11,7 +11,7 @@ import pytest
 
 from ddtree_ops.errors import Failed
 from ddtree_ops.release import Release
-from ddtree_ops.remote import ship
+from ddtree_ops.remote.ship import ship
 
 from ..unit.release.test_build import SITE, make
 from ..unit.release.wheelwright import make_wheel

@@ -21,7 +21,8 @@ PARENTS = (-1, 0, 0, 1)
 PREFIXES = (5, 37)
 #: query heads, KV heads, width of keys, width of values: grouped queries, and MLA as Kimi and DeepSeek run it
 SHAPES = ((4, 2, 64, 64), (8, 1, 576, 512))
-TOLERANCE = {"float32": 2e-3, "bfloat16": 3e-2}
+TOLERANCE = {"float32": 8e-3, "bfloat16": 3e-2}
+"""Released kernels multiply float32 as TF32, which keeps 3 bits more than bfloat16: 2.2e-3 apart on an H200."""
 
 Kernel = Callable[..., None]
 

@@ -8,14 +8,16 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import stat
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-JSON = dict[str, Any]
+if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+JSON: TypeAlias = "dict[str, Any]"
 USER = "ddtree"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 TXN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{3,63}")
@@ -99,7 +101,7 @@ def replace(temp: Path, path: Path) -> None:
 
 def write_file(path: Path, data: bytes, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
     """Replace ``path`` by ``data``: temp in the same directory, fsync, rename, fsync of the directory."""
-    temp = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temp = path.parent / f".{path.name}.{os.urandom(4).hex()}.tmp"
     try:
         fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         with os.fdopen(fd, "wb") as file:
@@ -117,7 +119,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o644, owner: tuple[int, int
 
 def write_link(path: Path, target: str) -> None:
     """Replace ``path`` by a symlink, durably."""
-    temp = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temp = path.parent / f".{path.name}.{os.urandom(4).hex()}.tmp"
     temp.symlink_to(target)
     replace(temp, path)
 

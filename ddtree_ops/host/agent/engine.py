@@ -11,12 +11,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, make_dir, read_json, write_json
 from .plain import Process
 from .service import Service
 from .system import boot_id, kill_all, start_ticks
+
+if TYPE_CHECKING:
+    from typing import IO, Any
 
 
 class Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -57,6 +56,8 @@ def main_request(text: str) -> int:
 
 def main(argv: list[str]) -> int:
     """The installed command: run, follow, supervise, receive, recover, status, history, logs."""
+    import argparse  # slow to import, and a request needs none
+
     parser = argparse.ArgumentParser(
         prog="ddtree-host", description="The host's half of ddtree-ops.", allow_abbrev=False
     )

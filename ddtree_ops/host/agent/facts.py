@@ -6,12 +6,11 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import pwd
-import shutil
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import (
     JSON,
@@ -36,18 +35,22 @@ from .releases import installed
 from .service import Service
 from .system import glibc, port_owner, server_info
 
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def system_facts() -> JSON:
     version = run(["systemctl", "--version"]).stdout.split("\n")[0].split()
+    machine = os.uname()  # platform says the same; loading it takes longer than asking
     return {
-        "hostname": platform.node(),
+        "hostname": machine.nodename,
         "user": pwd.getpwuid(os.geteuid()).pw_name,
         "uid": os.geteuid(),
-        "python": platform.python_version(),
+        "python": python_version(),
         "pythons": pythons(),
         "glibc": glibc(),
-        "machine": platform.machine(),
-        "kernel": platform.release(),
+        "machine": machine.machine,
+        "kernel": machine.release,
         "driver": (read_bytes(Path("/sys/module/nvidia/version")) or b"").decode(errors="replace").strip() or None,
         "systemd": version[1] if len(version) > 1 else None,
         "time": time.time(),
@@ -55,10 +58,15 @@ def system_facts() -> JSON:
     }
 
 
+def python_version() -> str:
+    """Of the interpreter that runs this, such as 3.12.1 or 3.13.0rc2."""
+    return sys.version.split()[0]
+
+
 def pythons() -> list[str]:
     """The versions, such as 3.12, of the interpreters that `releases.fitting_python` would find."""
     names = [path.name for base in ("/usr/bin", "/usr/local/bin") for path in Path(base).glob("python3.*")]
-    own = ".".join(platform.python_version_tuple()[:2])
+    own = ".".join(python_version().split(".")[:2])
     return sorted({own, *(name[6:] for name in names if name[8:].isdigit())}, key=lambda version: int(version[2:]))
 
 
@@ -201,14 +209,19 @@ def status(service: Service, request: JSON) -> JSON:
 
 
 def probe(service: Service, request: JSON) -> JSON:
-    """All a plan needs, in one reply. Writes nothing, works without root with less detail."""
+    """All a plan needs, in one reply, systemd asked once. Writes nothing, works without root with less detail."""
+    with service.sup.one_look():
+        return _probe(service, request)
+
+
+def _probe(service: Service, request: JSON) -> JSON:
     root = service.root
     asked = [named(RELEASE, release, "release") for release in member(request, "releases", list, [])]
-    there = next(path for path in (root, *root.parents) if path.exists())
+    disk = os.statvfs(next(path for path in (root, *root.parents) if path.exists()))
     return {
         "system": system_facts(),
         "agent_sha256": digest(read_bytes(service.agent, 8 << 20)),
-        "disk_free": shutil.disk_usage(there).free,
+        "disk_free": disk.f_bavail * disk.f_frsize,
         "releases_installed": [release for release in asked if installed(root, release)],
         **status(service, request),
         "next_generation": service.next_generation(),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, HostError, member, named, read_bytes, run
 from .system import glibc
+
+if TYPE_CHECKING:
+    from typing import Any
 
 VERSION = re.compile(r"3\.\d{1,2}")
 PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -35,12 +35,11 @@ QUESTION = (
 )
 
 
-@dataclass(frozen=True)
 class Interpreter:
     """One of the host's: ``says`` is its answer to `QUESTION`."""
 
-    path: str
-    says: Mapping[str, Any]
+    def __init__(self, path: str, says: Mapping[str, Any]) -> None:
+        self.path, self.says = path, says
 
     def lacks(self, provided: Mapping[str, str]) -> list[str]:
         """What of ``provided`` it does not have, both versions named. The host's local part (+cu130) may be any."""
@@ -82,7 +81,7 @@ def host_facts(arch: str) -> JSON:
     """What `misfits` wants to know."""
     asked = run(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], 30) if arch != "none" else None
     return {
-        "machine": platform.machine(),
+        "machine": os.uname().machine,
         "glibc": glibc(),
         "driver": (read_bytes(Path("/sys/module/nvidia/version")) or b"").decode(errors="replace").strip(),
         "capabilities": re.findall(r"^\d+\.\d+$", asked.stdout, re.MULTILINE) if asked is not None else [],
@@ -91,6 +90,8 @@ def host_facts(arch: str) -> JSON:
 
 def interpreters(version: str, provided: Mapping[str, str]) -> list[Interpreter]:
     """The host's interpreters that answer, each once, the most likely first."""
+    import shutil  # not at the head: a question needs none of it
+
     named_so = (f"/usr/bin/python{version}", "/usr/bin/python3", f"/usr/local/bin/python{version}")
     found: dict[str, Interpreter] = {}
     for path in (sys.executable, *named_so, shutil.which("python3") or "", shutil.which(f"python{version}") or ""):

@@ -9,12 +9,14 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, TEXT_CAP, HostError, fsync_dir, read_bytes, remove, write_file, write_link
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Journal:
@@ -57,19 +59,23 @@ class Journal:
             fsync_dir(self.path.parent)
 
 
-@dataclass(frozen=True)
 class Form:
     """All that a service's name means on disk. ``kind``: none, file (``data`` = bytes), link (``data`` = target).
 
     ``links`` are the symlinks that enable or alias the unit: path relative to unit_dir -> target.
     """
 
-    kind: str = "none"
-    data: bytes = b""
-    mode: int = 0o644
-    owner: tuple[int, int] | None = None
-    dropins: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
-    links: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    def __init__(
+        self,
+        kind: str = "none",
+        data: bytes = b"",
+        mode: int = 0o644,
+        owner: tuple[int, int] | None = None,
+        dropins: Mapping[str, bytes] = MappingProxyType({}),
+        links: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.kind, self.data, self.mode, self.owner = kind, data, mode, owner
+        self.dropins, self.links = dropins, links
 
     @property
     def masked(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,7 +99,7 @@ def prune(service: Service, request: JSON) -> JSON:
     dry, expect = member(request, "dry", bool), member(request, "expect", (list, type(None)), None)
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
     staging = absolute(request["staging"], "staging") if request.get("staging") is not None else None
-    txn = f"prune-{int(time.time())}-{secrets.token_hex(2)}"
+    txn = f"prune-{int(time.time())}-{os.urandom(2).hex()}"
     if dry:
         return choose(service, keep, staging)
     with contextlib.ExitStack() as locks:
@@ -162,7 +161,7 @@ def unneeded_blobs(root: Path, kept: set[str]) -> Iterator[Path]:
 
 def discard(base: Path, name: str) -> None:
     """Remove a release: in one step none any more, then its files. What is left after a kill is no release."""
-    gone = base / f"{name.partition('.')[0]}.tmp-{secrets.token_hex(4)}"
+    gone = base / f"{name.partition('.')[0]}.tmp-{os.urandom(4).hex()}"
     (base / name).rename(gone)
     fsync_dir(base)
     erase(gone)

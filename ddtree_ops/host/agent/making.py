@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import time
 from pathlib import Path
@@ -64,6 +63,8 @@ def build_release(root: Path, temp: Path, final: Path, manifest: Manifest, pytho
 
 def make_venv(temp: Path, manifest: Manifest, python: Interpreter) -> None:
     """The venv, with what the host's index provides when the release leaves it to that."""
+    import shutil  # not at the head: a question needs none of it
+
     bare = not manifest.requirements or not python.says["ensurepip"]
     argv = [python.path, "-I", "-m", "venv", *(["--without-pip"] if bare else []), str(temp / "venv")]
     done = run(argv, timeout=300)
@@ -190,6 +191,8 @@ def seal_file(path: Path) -> tuple[str, str, int]:
 
 def erase(tree: Path) -> None:
     """Remove a tree whose directories may be read-only."""
+    import shutil  # not at the head: a question needs none of it
+
     if tree.is_symlink():
         tree.unlink()
         return

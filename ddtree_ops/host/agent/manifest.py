@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, RELEASE, SHA256, HostError, integer, member, named
 from .fitting import PACKAGE, RELEASED
+
+if TYPE_CHECKING:
+    from typing import Any
 
 FORMAT = 2
 # What a line of a manifest's "smoke" asks of the release's own interpreter.
@@ -25,15 +27,18 @@ SMOKE = {
 }
 
 
-@dataclass(frozen=True)
 class Manifest:
     """A manifest whose every word was checked. ``files``: path -> (sha256, size, mode)."""
 
-    id: str
-    text: JSON
-    files: Mapping[str, tuple[str, int, int]]
-    smoke: list[str]
-    requirements: list[str]
+    def __init__(
+        self,
+        id: str,
+        text: JSON,
+        files: Mapping[str, tuple[str, int, int]],
+        smoke: list[str],
+        requirements: list[str],
+    ) -> None:
+        self.id, self.text, self.files, self.smoke, self.requirements = id, text, files, smoke, requirements
 
     @classmethod
     def of(cls, given: JSON) -> Manifest:

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, PLAIN, HostError, read_bytes, read_json, run, safe, write_json
 from .form import Form, put_entry, read_entry
 from .supervisors import Supervisor
 from .system import boot_id, kill_all, pids, start_ticks
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Process(Supervisor):

@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING
 
 from .base import (
     CRASH_LOOP,
@@ -29,6 +29,9 @@ from .guard import lift_guard, try_lift_guard
 from .service import Service
 from .supervisors import Systemd
 from .system import boot_id, http_get, mismatches, port_owner, server_info
+
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 
 class Vigil:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +43,8 @@ def missing(service: Service, request: JSON) -> JSON:
 
 def require_room(root: Path, staging: Path | None, manifest: Manifest, lacking: list[str], there: JSON) -> None:
     """Refused when a disk is read-only or has too little room for staging, store and the release with its byte code."""
+    import shutil  # not at the head: a question needs none of it
+
     arriving = sum(manifest.blobs[sha] for sha in lacking)
     here = sum(manifest.blobs[sha] for sha in there["complete"] if sha in manifest.blobs)
     here += sum(size for sha, size in there["partial"].items() if sha in manifest.blobs)
@@ -113,7 +113,7 @@ def install(service: Service, request: JSON) -> JSON:
         require_room(root, None, manifest, [], {"complete": [], "partial": {}})
         if (base / manifest.id).is_symlink() or (base / manifest.id).exists():
             raise HostError("refused", f"{base / manifest.id} is there and is no installed release; remove it")
-        temp = base / f"{manifest.id}.tmp-{secrets.token_hex(4)}"
+        temp = base / f"{manifest.id}.tmp-{os.urandom(4).hex()}"
         try:
             warnings = build_release(root, temp, base / manifest.id, manifest, python)
             temp.rename(base / manifest.id)

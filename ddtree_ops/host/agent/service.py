@@ -7,14 +7,12 @@ import fcntl
 import json
 import os
 import pwd
-import secrets
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import (
     JSON,
@@ -41,6 +39,9 @@ from .form import Journal, settings
 from .plain import Process
 from .supervisors import GUARD, RUNTIME_UNITS, Supervisor, Systemd
 from .system import start_ticks
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class Service:
@@ -220,8 +221,10 @@ class Service:
 
     def write_generation(self, n: int, files: Mapping[str, bytes], meta: JSON) -> None:
         """A generation is there whole or not at all."""
+        import shutil  # not at the head: a question needs none of it
+
         base = make_dir(self.dir / "generations")
-        temp = base / f".{n}.{secrets.token_hex(4)}.tmp"
+        temp = base / f".{n}.{os.urandom(4).hex()}.tmp"
         group = service_group()
         try:
             temp.mkdir(0o755)
@@ -324,6 +327,8 @@ class Service:
 
     def sweep(self) -> None:
         """Remove what an interrupted writer left. Only under the lock."""
+        import shutil  # not at the head: a question needs none of it
+
         left = [path for base in (self.dir, self.dropin_dir, self.run) for path in base.glob(".*.tmp")]
         for path in [*left, *(self.dir / "generations").rglob(".*.tmp")]:
             if path.is_dir():

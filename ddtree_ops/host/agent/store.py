@@ -10,17 +10,18 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import secrets
 import select
-import shutil
 import stat
 import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, SHA256, HostError, absolute, make_dir, named, sync_filesystem
+
+if TYPE_CHECKING:
+    from typing import IO, Any
 
 IDLE_S = 12.0  # a sender whose link is that long silent is gone: its own end gives up after 10 s
 SETTLE_PARTS_S = 3.0  # what a broken connection still had in its pipes has arrived by then
@@ -136,13 +137,14 @@ class Inflated:
     """The stream as it comes: what arrived can be read at once. Memory is bounded whatever it expands to."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._inflate, self._ready = fd, zlib.decompressobj(16 + zlib.MAX_WBITS), b""
+        self._fd, self._inflate = fd, zlib.decompressobj(16 + zlib.MAX_WBITS)
+        self._ready, self._at = b"", 0  # what was inflated, and how much of it is taken
 
-    def some(self, limit: int) -> bytes:
-        """At least one byte and at most ``limit``; b"" at the good end. Raises cut, or failed when it is damaged."""
-        while not self._ready:
+    def _filled(self) -> bool:
+        """Whether there is a byte to take; False at the good end. Raises cut, or failed when it is damaged."""
+        while self._at >= len(self._ready):
             if self._inflate.eof:
-                return b""
+                return False
             data = self._inflate.unconsumed_tail
             if not data:
                 if not select.select([self._fd], [], [], IDLE_S)[0]:
@@ -151,20 +153,26 @@ class Inflated:
                 if not data:
                     raise HostError("cut", "the stream was cut")
             try:
-                self._ready = self._inflate.decompress(data, 1 << 20)
+                self._ready, self._at = self._inflate.decompress(data, 1 << 20), 0
             except zlib.error as error:
                 raise HostError("failed", f"the stream is damaged: {error}") from error
-        found, self._ready = self._ready[:limit], self._ready[limit:]
+        return True
+
+    def _take(self, end: int) -> bytes:
+        found = self._ready[self._at : end]
+        self._at += len(found)
         return found
 
+    def some(self, limit: int) -> bytes:
+        """At least one byte and at most ``limit``; b"" at the good end. Raises cut, or failed when it is damaged."""
+        return self._take(self._at + limit) if self._filled() else b""
+
     def line(self) -> bytes:
-        """Up to a newline, without it; b"" at the end."""
+        """Up to a newline, without it; b"" at the end. A line that does not end is given up after 200 bytes."""
         line = b""
-        while not line.endswith(b"\n"):
-            byte = self.some(1)
-            if not byte or len(line) > 200:
-                break
-            line += byte
+        while not line.endswith(b"\n") and len(line) <= 200 and self._filled():
+            last = self._at + 201 - len(line)
+            line += self._take(self._ready.find(b"\n", self._at, last) + 1 or last)
         return line.rstrip(b"\n")
 
 
@@ -237,6 +245,8 @@ def hold(part: int) -> None:
 
 def clone(source: IO[bytes], target: IO[bytes]) -> None:
     """Reflink where the filesystem can, else copy. Never a hard link: one write would corrupt every release."""
+    import shutil  # not at the head: a question needs none of it
+
     ficlone = 0x40049409
     try:
         fcntl.ioctl(target.fileno(), ficlone, source.fileno())
@@ -291,7 +301,7 @@ def ingest_batch(root: Path, directory: int, batch: list[str], found: dict[str, 
     store = store_dir(root)
     try:
         for sha in batch:
-            temp = store / f".{sha}.{secrets.token_hex(4)}.tmp"
+            temp = store / f".{sha}.{os.urandom(4).hex()}.tmp"
             try:
                 right = take(directory, sha, temp)
             except FileNotFoundError:

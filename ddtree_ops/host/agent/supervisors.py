@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import shlex
-import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .base import (
     DROPIN,
@@ -31,6 +31,8 @@ RUNTIME_UNITS = Path("/run/systemd/system")
 GUARD = "ddtree-guard.conf"  # the drop-in of guard.py
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from .service import Service
 
 
@@ -46,6 +48,11 @@ class Supervisor(ABC):
     @abstractmethod
     def show(self) -> JSON:
         """{"state" (systemd's ActiveState words), "sub", "pid", "since_unix", "restarts", ...}."""
+
+    @contextlib.contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Inside the block, in which nothing may change anything, `show` may answer what it answered at its head."""
+        yield
 
     @abstractmethod
     def members(self) -> list[int]:
@@ -106,6 +113,7 @@ class Systemd(Supervisor):
         "LoadState,ActiveState,SubState,Result,MainPID,NRestarts,ActiveEnterTimestampMonotonic,UnitFileState,"
         "FragmentPath,DropInPaths,ControlGroup"
     )
+    _seen: JSON | None = None
 
     @property
     def unit(self) -> str:
@@ -117,7 +125,17 @@ class Systemd(Supervisor):
             raise HostError("failed", f"systemctl {' '.join(argv)}: {safe(done.stderr.strip() or done.stdout.strip())}")
         return done.stdout
 
+    @contextlib.contextmanager
+    def one_look(self) -> Iterator[None]:
+        self._seen = self.show()
+        try:
+            yield
+        finally:
+            self._seen = None
+
     def show(self) -> JSON:
+        if self._seen is not None:
+            return self._seen
         lines = self.systemctl("show", self.unit, f"--property={self.PROPERTIES}").splitlines()
         got = dict(line.partition("=")[::2] for line in lines)
         entered = int(got.get("ActiveEnterTimestampMonotonic") or 0) / 1e6
@@ -227,6 +245,8 @@ class Systemd(Supervisor):
         form = self.form_of(n)
         if form.kind != "file":
             return {}
+        import tempfile  # not at the head: a question needs none of it
+
         with tempfile.TemporaryDirectory(dir=self.service.dir, prefix=".verify-") as temp:
             path = Path(temp) / self.unit
             path.write_bytes(form.data)

@@ -8,12 +8,16 @@ import os
 import re
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .base import JSON, HostError, read_bytes, safe
+
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def glibc() -> str:
@@ -55,6 +59,8 @@ def kill_all(members: Callable[[], list[int]], patience: float = 10) -> None:
 
 def listeners(port: int) -> set[str]:
     """Inodes of the sockets that listen on the port, on any address."""
+    with contextlib.suppress(OSError, struct.error):
+        return {str(inode) for family in (socket.AF_INET, socket.AF_INET6) for inode in _listening(family, port)}
     found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in (read_bytes(Path(table), 32 << 20) or b"").decode().splitlines()[1:]:
@@ -62,6 +68,32 @@ def listeners(port: int) -> set[str]:
             if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                 found.add(fields[9])
     return found
+
+
+def _listening(family: int, port: int) -> set[int]:
+    """`listeners` of one address family by sock_diag(7): /proc/net/tcp walks every connection there could be.
+
+    Raises OSError where the kernel has no inet_diag or does not let us.
+    """
+    found: set[int] = set()
+    # struct nlmsghdr (SOCK_DIAG_BY_FAMILY; NLM_F_REQUEST | NLM_F_DUMP), then struct inet_diag_req_v2: TCP_LISTEN only
+    question = struct.pack("=LHHLL", 72, 20, 0x301, 1, 0)
+    question += struct.pack("=BBBBL48x", family, socket.IPPROTO_TCP, 0, 0, 1 << 10)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:  # NETLINK_SOCK_DIAG
+        kernel.settimeout(2)
+        kernel.sendto(question, (0, 0))
+        while True:
+            data = kernel.recv(1 << 16)
+            while data:
+                length, kind = struct.unpack_from("=LH", data)
+                if kind == 3:  # NLMSG_DONE
+                    return found
+                if kind != 20 or length < 88:  # NLMSG_ERROR, or nothing we asked for
+                    raise OSError(f"sock_diag answered {kind}")
+                # struct inet_diag_msg: the port in network order at 4, the inode at 68
+                if struct.unpack_from("!H", data, 16 + 4)[0] == port:
+                    found.add(struct.unpack_from("=L", data, 16 + 68)[0])
+                data = data[(length + 3) & ~3 :]
 
 
 def port_owner(port: int, members: list[int]) -> JSON | None:
@@ -86,7 +118,10 @@ def http_get(port: int, path: str, token: str | None = None, timeout: float = 5)
     """
     deadline, data = time.monotonic() + timeout, b""
     key = f"Authorization: Bearer {token}\r\n" if token else ""
-    with socket.create_connection(("127.0.0.1", port), timeout) as sock:
+    # create_connection would load the codec of international names for it
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout)
+        sock.connect(("127.0.0.1", port))
         sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n{key}\r\n".encode())
         while True:
             head, found, body = data.partition(b"\r\n\r\n")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import marshal
 import os
 import pwd
-import secrets
 import select
 import signal
 import sys
 import time
 from pathlib import Path
+from types import CodeType
 
 from .applier import check_plan
 from .base import (
@@ -59,7 +60,7 @@ WantedBy=multi-user.target
 def bootstrap(service: Service, request: JSON) -> JSON:
     """Write bin/ddtree-host, the directories, and as root under systemd the user and the boot one-shot."""
     source = base64.b64decode(member(request, "source_b64", str), validate=True)
-    compile(source, "ddtree-host", "exec")
+    code = compile(source, "ddtree-host", "exec")
     changed = []
     root = service.root
     for path, mode in (
@@ -87,7 +88,22 @@ def bootstrap(service: Service, request: JSON) -> JSON:
     if read_bytes(service.agent, 8 << 20) != source:
         write_file(service.agent, source, 0o755)
         changed.append("bin/ddtree-host")
+    if keep_compiled(root, source, code):
+        changed.append("bin/ddtree-host, compiled")
     return {"changed": changed, "agent_sha256": digest(source)}
+
+
+def keep_compiled(root: Path, source: bytes, code: CodeType) -> bool:
+    """Keep the code of ``source`` for this very Python beside it, for questions that come without the source
+    (`remote.agent.BRIEF` reads it): compiling takes longer than answering. Whether it had to be written.
+    """
+    path = root / "bin" / f"ddtree-host.{sys.implementation.cache_tag}"
+    head = f"{digest(source)} {sys.hexversion:x} ".encode()
+    if (read_bytes(path, 16 << 20) or b"").startswith(head):
+        return False
+    data = marshal.dumps(code)
+    write_file(path, head + f"{digest(data)}\n".encode() + data)
+    return True
 
 
 def apply(service: Service, request: JSON) -> JSON:
@@ -135,7 +151,7 @@ def apply(service: Service, request: JSON) -> JSON:
 
 def leave_verdict(directory: Path, given: JSON) -> bool:
     """Put verdict.json there, whole; False when one is there already."""
-    temp = directory / f".verdict.{secrets.token_hex(4)}"
+    temp = directory / f".verdict.{os.urandom(4).hex()}"
     write_json(temp, given)
     try:
         os.link(temp, directory / "verdict.json")
@@ -169,7 +185,7 @@ def record(service: Service, request: JSON) -> JSON:
         raise HostError("usage", "verdict.passed is neither true nor false")
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
     note = safe(member(request, "note", str, ""), cap=500)
-    txn = f"record-{int(time.time())}-{secrets.token_hex(2)}"
+    txn = f"record-{int(time.time())}-{os.urandom(2).hex()}"
     with service.lock(txn, who, client, "a verdict"):
         state = service.state()
         if state["pending"] is not None:
@@ -202,7 +218,7 @@ def power(service: Service, request: JSON) -> JSON:
         raise HostError("refused", f"{service.name} was never deployed here")
     who, client = safe(str(request.get("who", "")), cap=100), safe(str(request.get("client", "")), cap=100)
     timeout = number(request.get("timeout_s", 60), "timeout_s", 1, 3600)
-    txn = f"{verb}-{int(time.time())}-{secrets.token_hex(2)}"
+    txn = f"{verb}-{int(time.time())}-{os.urandom(2).hex()}"
     with service.lock(txn, who, client, verb):
         if service.state()["pending"] is not None:
             raise HostError("refused", "a deploy is unfinished; recover it first")

@@ -127,7 +127,7 @@ async def _whole(lab: Lab, running: Running) -> None:
         re.MULTILINE,
     )
     log = running.log.read_text(errors="replace")
-    leaks = len(re.findall(r"memory leak|pool .*leak|canary.*violation", log, re.IGNORECASE))
+    leaks = len(re.findall(r"memory leak|pool .*leak|kv_canary violation|violations=[1-9]", log, re.IGNORECASE))
     ok = flushed == 200 and alive and not leaks
     lab.results.add("churn", running.spec.name, "pool whole", ok, flush=flushed, leaks=leaks, told=dict(usage))
 
@@ -140,7 +140,8 @@ async def run_refusals(lab: Lab, names: tuple[str, ...]) -> None:
             for case, (body, sampling) in REFUSED.items():
                 params = {"temperature": 0, "max_new_tokens": 4, **sampling}
                 answer = await running.ask.post("/generate", {"input_ids": good, **body, "sampling_params": params})
-                refused = answer.status == 400 and case in answer.text
+                # SGLang itself refuses hidden states, in other words, where it was not started for them
+                refused = answer.status == 400 and case.replace("_", " ") in answer.text.replace("_", " ")
                 # the reference engine serves some of them
                 ok = refused and await running.ask.alive() if lab.trees is not None else None
                 lab.results.add("refusals", name, case, ok, status=answer.status, said=answer.text[:120])

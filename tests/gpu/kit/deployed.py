@@ -1,7 +1,7 @@
 """Selection ``deploy``: the project's own way onto a host, which is this machine: plan, deploy, prove, roll back.
 
-The release has the files of the patched tree, in the cache of the client where ``ddtree build`` would have put its own:
-there is no network to fetch wheels by, and no room to carry them all. From there on it is what an operator types.
+There is no network to fetch wheels by, so the release comes in the client's cache: what ``ddtree build --slim`` made,
+where tests/gpu/pack brought that, else one made of the patched tree's files. From there on it is what operators type.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ async def run_deploy(lab: Lab) -> None:
     try:
         if lab.trees is not None:
             begun = time.monotonic()
-            release, files, size = await asyncio.to_thread(_release, lab, folder)
+            release, files, size = await asyncio.to_thread(_built if lab.trees.cache else _release, lab, folder)
             told = {"release": release, "files": files, "mb": size / 1e6, "seconds": time.monotonic() - begun}
-            lab.results.add("deploy", "host local", "release from the tree", True, **told)
+            source = "ddtree build --slim" if lab.trees.cache else "the tree"
+            lab.results.add("deploy", "host local", f"release from {source}", True, **told)
         for case, words, code in (
-            ("plan", ["plan", "--profile", "chain"], 3),
-            ("deploy chain", ["deploy", "--profile", "chain", "--yes", "--no-snapshot"], 0),
+            ("plan", ["plan", "--profile", "b8k4"], 3),
+            ("deploy b8k4", ["deploy", "--profile", "b8k4", "--yes", "--no-snapshot"], 0),
             ("status", ["status"], 0),
             ("verify-exactness", ["verify-exactness"], 0),
         ):
@@ -123,9 +124,9 @@ def _workspace(lab: Lab, folder: Path) -> None:
     profiles = folder / "workspace" / "inventories" / "profiles"
     profiles.mkdir(parents=True)
     packaged = data_dir("inventories")
-    for name in ("ar", "chain", "tiny"):
+    for name in ("ar", "b8k4", "tiny"):
         (profiles / f"{name}.yaml").write_text((packaged / "profiles" / f"{name}.yaml").read_text())
-    service = {"base": "tiny", "profile": "chain", "port": PORT}
+    service = {"base": "tiny", "profile": "b8k4", "port": PORT}
     host: dict[str, Any] = {
         "address": "127.0.0.1",
         "transport": "local",
@@ -136,7 +137,8 @@ def _workspace(lab: Lab, folder: Path) -> None:
     }
     if lab.trees is not None:
         host["gpus"] = {"count": 1, "name": "H200", "arch": "sm_90", "memory_gib": 141, "interconnect": "none"}
-        host["release"] = {"slim": True, "provided": [f"{name}=={version}" for name, version in PROVIDED.items()]}
+        provided = lab.trees.release()["requires"]["provided"] if lab.trees.cache else PROVIDED
+        host["release"] = {"slim": True, "provided": [f"{name}=={version}" for name, version in provided.items()]}
         host["services"] = {SERVICE: {**service, "base": "tiny-sglang", "gpus": [0]}}
         (profiles / "tiny-sglang.yaml").write_text(yaml.safe_dump(_base(lab.pair)))
     (folder / "workspace" / "inventories" / "local.yaml").write_text(yaml.safe_dump(host, sort_keys=False))
@@ -172,7 +174,24 @@ def _base(pair: Path) -> dict[str, Any]:
 
 
 def deployment_of(folder: Path) -> Deployment:
-    return resolve(load_workspace(folder / "workspace"), "local", SERVICE, "chain")
+    return resolve(load_workspace(folder / "workspace"), "local", SERVICE, "b8k4")
+
+
+def _built(lab: Lab, folder: Path) -> tuple[str, int, int]:
+    """The release that was brought, where the client will look for it: (id, files, bytes).
+
+    Raises RuntimeError when it is not the one that the deploy will ask for.
+    """
+    from ddtree_ops.deploy.fitting import target
+
+    assert lab.trees is not None and lab.trees.cache is not None
+    (folder / "cache").mkdir()
+    (folder / "cache" / "ddtree").symlink_to(lab.trees.cache)
+    manifest = lab.trees.release()
+    wanted = release_id(target(deployment_of(folder), ".".join(platform.python_version_tuple()[:2])))
+    if manifest["id"] != wanted:
+        raise RuntimeError(f"the release that was brought is {manifest['id']}, wanted is {wanted}")
+    return wanted, len(manifest["files"]), manifest["total_size"]
 
 
 def _release(lab: Lab, folder: Path) -> tuple[str, int, int]:

@@ -15,6 +15,8 @@ from .lab import Lab
 from .tokens import HeldOut
 
 METHODS = ("self-score", "golden")
+GATES = 3
+"""That run at a time."""
 
 
 async def run_faults(lab: Lab, held: list[HeldOut], names: tuple[str, ...], recorded: str, healthy: str) -> None:
@@ -31,10 +33,13 @@ async def run_faults(lab: Lab, held: list[HeldOut], names: tuple[str, ...], reco
         verdict = await asyncio.to_thread(run_gate, plan_of(running, prompts, METHODS, golden))
     tell_verdict(lab, healthy, "healthy", verdict, "faults")
 
+    # All at once they share the card and the cores until no gate is done within its limit.
+    few = asyncio.Semaphore(GATES)
+
     async def one(name: str) -> None:
         spec = lab.servers[name].spec
         try:
-            async with lab.hold(name) as (running,):
+            async with lab.hold(name) as (running,), few:
                 verdict = await asyncio.to_thread(run_gate, plan_of(running, prompts, METHODS, golden))
         except LookupError as error:
             stopped = "DDTREE start-up canary" in lab.servers[name].log.read_text(errors="replace")

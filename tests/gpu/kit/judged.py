@@ -16,7 +16,7 @@ from .tokens import HeldOut
 NEW_TOKENS = 96
 BLOCK_SIZE = 8
 """Of the pair's drafter."""
-TIME_LIMIT_S = 150.0
+TIME_LIMIT_S = 240.0
 
 
 def gate_prompts(held: list[HeldOut]) -> list[Prompt]:

@@ -1,23 +1,36 @@
-"""From an archive of tests/gpu/bundle, or a directory, to import trees that a server can be started with."""
+"""From an archive of tests/gpu/bundle or tests/gpu/pack, or a directory, to trees that servers can start with."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 FAULTS = Path(__file__).parents[1] / "faults"
 
 
 @dataclass(frozen=True)
 class Trees:
-    """PYTHONPATH of SGLang as patched here and, where the archive has it, as released. ``work``: for more of them."""
+    """PYTHONPATH of SGLang as patched here and, where the archive has it, as released. ``work``: for more of them.
+
+    ``cache``: what ``ddtree build`` left behind, where the tree is that release's.
+    """
 
     patched: str
     stock: str | None
     work: Path
+    cache: Path | None = None
+
+    def release(self) -> dict[str, Any]:
+        """The manifest of the cache's one release."""
+        assert self.cache is not None
+        (manifest,) = self.cache.glob("releases/*/manifest.json")
+        text: dict[str, Any] = json.loads(manifest.read_text())
+        return text
 
     def planted(self, faults: tuple[str, ...]) -> str:
         """PYTHONPATH of SGLang as patched here, and with these faults. Raises Failed for one that does not fit."""
@@ -41,11 +54,16 @@ class Trees:
 
 
 def unpack(engine: Path, work: Path) -> Trees:
-    """``engine``: an archive of tests/gpu/bundle, or the site-packages of a release (which has no stock tree)."""
+    """``engine``: an archive of tests/gpu/bundle or tests/gpu/pack, or the site-packages of a release.
+
+    Only tests/gpu/bundle has a stock tree.
+    """
     work.mkdir(parents=True, exist_ok=True)
     if engine.is_dir():
         return Trees(str(engine), None, work)
     subprocess.run(["tar", "-C", str(work), "-xJf", str(engine)], check=True)
+    if (work / "releases").is_dir():
+        return _of_release(work)
     site, changed, merged = work / "site", work / "patched", work / "merged"
     shutil.copytree(site / "sglang", merged / "sglang", copy_function=os.link)
     for file in sorted(path for path in changed.rglob("*") if path.is_file()):
@@ -54,3 +72,15 @@ def unpack(engine: Path, work: Path) -> Trees:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
     return Trees(f"{merged}:{site}", str(site), work)
+
+
+def _of_release(work: Path) -> Trees:
+    """The files of a packed release at their places, as its installation would have them."""
+    trees = Trees(str(work / "site"), None, work, work)
+    for entry in trees.release()["files"]:
+        _, found, path = entry["path"].partition("site-packages/")
+        if found:
+            target = work / "site" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(work / "blobs" / entry["sha256"][:2] / entry["sha256"], target)
+    return trees

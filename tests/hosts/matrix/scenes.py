@@ -245,13 +245,18 @@ def two_clients(at_once: bool) -> Row:
     )
 
 
+SIGTERM_WAITS = f"""pid=$(systemctl show -p MainPID --value ddtree-apply-{SERVICE})
+    grep -q '^ShdPnd:.*[4-7c-f]...$' /proc/$pid/status"""
+
+
 def unlocked() -> Row:
     def act(world: World) -> int:
         world.halt("health begin")
         client = world.start()
         world.halted(client)
         other = world.start("unlock", "--reason", "lunch", "--yes")
-        time.sleep(2.5)
+        # The applier stands still, so the signal waits; a fixed sleep was too short on a busy machine.
+        wait_for("the unlock's signal", lambda: world.host.run(["sh", "-c", SIGTERM_WAITS]).returncode == 0, MOMENT_S)
         world.go_on()
         assert other.wait() == 0, other.said()
         code = client.wait()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -67,8 +66,8 @@ def test_wheels_that_cannot_be_had_are_a_failure(place: Path) -> None:
     assert "see the configuration of pip" in done.stderr
 
 
-def test_what_was_built_is_answered_at_once(place: Path) -> None:
-    """A finished release of 30,000 files; processor time, because the machine may be busy."""
+def test_what_was_built_is_answered_without_its_wheels(place: Path) -> None:
+    """A finished release of 30,000 files; how long that takes: `python -m benchmarks.built`."""
     target = Target("sglang-0.5.17", "3.12", "sm_120")
     cache = Cache(place / "cache/ddtree")
     blobs = [cache.add_blob([b"%d" % number]) for number in range(2000)]
@@ -86,13 +85,8 @@ def test_what_was_built_is_answered_at_once(place: Path) -> None:
         "requires": {"provided": {}}, "index_requirements": [],
     }  # fmt: skip
     cache.finish(manifest)
-    before = os.times()
-    start = time.monotonic()
     done = ddtree(place, "build", "--engine", "sglang", "--arch", "sm_120")
-    after = os.times()
     assert done.stdout.strip() == manifest["id"], done.stderr
-    used = after.children_user + after.children_system - before.children_user - before.children_system
-    assert min(used, time.monotonic() - start) < 0.5
 
 
 def test_patch_commands_name_what_is_wrong(place: Path) -> None:

@@ -182,22 +182,42 @@ def test_following_ends_with_its_reader() -> None:
         assert b"BrokenPipeError" in done.stderr.read()
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("words", "completing"),
+    [(["--help"], ""), (["--version"], ""), ([], "ddtree pl"), ([], "ddtree status --h")],
+)
+def test_starting_imports_nothing_heavy(words: list[str], completing: str) -> None:
+    """What an operator waits for before anything is asked of a host; rich is for tables and bars."""
+    heavy = {"fabric", "paramiko", "jinja2", "yaml", "rich.table", "rich.console", "torch", "httpx", "msgspec"}
     code = (
-        "import sys\n"
+        "import atexit, sys\n"
+        f"atexit.register(lambda: sys.stderr.write(','.join(sorted({heavy!r} & set(sys.modules)))))\n"
         "from ddtree_ops.cli import main\n"
-        "sys.argv = ['ddtree', '--help']\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "heavy = {'fabric', 'paramiko', 'jinja2', 'yaml', 'torch', 'httpx'} & set(sys.modules)\n"
-        "sys.stderr.write(','.join(sorted(heavy)))\n"
+        f"sys.argv = ['ddtree', *{words!r}]\n"
+        "main()\n"
     )
+    asked = {"_DDTREE_COMPLETE": "complete_bash", "COMP_WORDS": completing, "COMP_CWORD": str(completing.count(" "))}
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(asked if completing else {})},
     )
-    assert done.stderr == ""
+    assert done.stderr == "" and done.stdout, done.stderr
+    if completing:
+        assert done.stdout.split() == (["plan"] if completing.endswith("pl") else ["--host", "--help"])
+
+
+def test_the_listed_lines_are_the_commands_own() -> None:
+    """--help lists from a table what each command says of itself; all that a file registers is listed."""
+    import ddtree_ops.cli  # noqa: F401  the root
+    from ddtree_ops.cli.commands import COMMANDS, load, registered
+
+    for name, entry in COMMANDS.items():
+        assert load(name).get_short_help_str(500).rstrip(".") == entry.line.rstrip("."), name
+    assert set(registered) == set(COMMANDS)
+    files = {path.stem for path in (Path(__file__).parents[3] / "ddtree_ops/cli").glob("*.py")}
+    assert {entry.module for entry in COMMANDS.values()} <= files
 
 
 @pytest.mark.parametrize(
@@ -279,3 +299,17 @@ def test_ctrl_c_is_one_json_document_too(workspace: Path, verb: str, hosts: list
         connection.close()
     assert client.returncode == 130 and b"Traceback" not in err
     assert [row["error"]["exit_code"] for row in json.loads(out)["hosts"]] == [130] * len(hosts)
+
+
+def test_ctrl_c_while_modules_are_imported_is_told_in_a_line() -> None:
+    program = (
+        "import sys\n"
+        "class Pressed:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Pressed())\n"
+        "from ddtree_ops.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")

@@ -13,7 +13,7 @@ import yaml
 from ddtree_ops.cli.releases import age
 from ddtree_ops.model import init_workspace
 from ddtree_ops.release import Release
-from ddtree_ops.remote import ship
+from ddtree_ops.remote.ship import ship
 
 from ..release.test_build import make
 from ..remote.test_ship import Here

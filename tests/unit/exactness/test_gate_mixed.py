@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_ops.exactness import GatePlan, Kind, run_gate
+from ddtree_ops.exactness import GatePlan, Kind, Prompt, run_gate
 from ddtree_ops.exactness.mixed import EVERY, schedule
 from tests.unit.exactness.toy import Json, Toy, ranked
 
@@ -87,3 +87,13 @@ def test_a_server_that_breaks_when_it_is_left_is_inconclusive(toy: Toy, plan: Ma
 def test_one_request_at_a_time_has_no_company(toy: Toy, plan: Make) -> None:
     verdict = run_gate(plan(concurrency=(1,)))
     assert [(run.concurrency, run.mixed) for run in verdict.runs] == [(1, False)]
+
+
+def test_the_only_load_may_be_shorter_than_the_mix_that_is_held_against_it(toy: Toy, plan: Make) -> None:
+    """Second turns want outputs that end with a cache page, so the steady load asks some prompts for less."""
+    # an odd number: the mix then asks the last prompt for all, and the last is one of those that are cut
+    prompts = [Prompt(id=f"p{i}", kind="test", text=f"{i:02} bottles of {'xyzabc'[i % 6]}") for i in range(11)]
+    verdict = run_gate(plan(concurrency=(4,), max_new_tokens=60, prompts=prompts))
+    asked = {r["sampling_params"]["max_new_tokens"] for r in toy.requests if r["kind"] == "generate"}
+    assert 60 in asked and any(44 <= limit < 60 for limit in asked), "no output was cut: this test shows nothing"
+    assert verdict.kind is Kind.EXACT, verdict.lines()

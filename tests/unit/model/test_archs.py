@@ -53,6 +53,8 @@ REFUSED = [
     ("sm_90", "attention_backend: trtllm_mla", "attention-trtllm-mla"),
     ("sm_100", "attention_backend: hpc_ops", "attention-hpc-ops"),
     ("sm_120", 'extra_args: ["--moe-runner-backend", deep_gemm]', "moe-deep-gemm"),
+    ("sm_120", 'extra_args: ["--moe-runner-b", deep_gemm]', "moe-deep-gemm"),
+    ("sm_120", 'extra_args: ["--moe_runner=deep_gemm"]', "moe-deep-gemm"),
     ("sm_120", 'extra_args: ["--moe_runner_backend=flashinfer_trtllm"]', "moe-flashinfer-trtllm"),
     ("sm_100", 'extra_args: ["--moe-runner-backend=hpc_ops"]', "moe-hpc-ops"),
     ("sm_90", 'extra_args: ["--kv-cache-dtype", nvfp4]', "kv-nvfp4"),

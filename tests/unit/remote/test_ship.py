@@ -15,8 +15,8 @@ import pytest
 
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Release
-from ddtree_ops.remote import Agent, Result, Transport, connect, ship
-from ddtree_ops.remote.ship import CONNECTIONS, SLICE, Piece, lots_of, remaining, stream
+from ddtree_ops.remote import Agent, Result, Transport, connect
+from ddtree_ops.remote.ship import CONNECTIONS, SLICE, Piece, lots_of, remaining, ship, stream
 
 from ..release.test_build import make
 from .endpoint import Entry
@@ -42,6 +42,9 @@ class Here:
     def beside(self) -> Transport:
         raise AssertionError("nothing is sent")
 
+    def carrier(self) -> None:
+        raise AssertionError("nothing is sent")
+
 
 class Afar:
     """This machine behind a link that is cut at the given bytes of the stream: a command's pipes break there."""
@@ -53,6 +56,7 @@ class Afar:
         self.cuts, self.away = list(cuts), away
         self.sent = 0
         self.verbs: list[str] = []
+        self.fast: Afar | None = None
         self.more, self.others, self.other_cuts = 0, list[Afar](), list[tuple[int, ...]]()
         self.agent = Agent(self, str(root), "svc", "process")  # type: ignore[arg-type]
 
@@ -90,6 +94,9 @@ class Afar:
         other = Afar(self._root, self.other_cuts.pop(0) if self.other_cuts else ())
         self.others.append(other)
         return other  # type: ignore[return-value]
+
+    def carrier(self) -> Afar | None:
+        return self.fast
 
     def __enter__(self) -> Self:
         return self
@@ -288,3 +295,41 @@ def test_lots_are_of_one_weight_and_keep_their_order() -> None:
     assert [sum(piece.size - piece.offset for piece in lot) for lot in lots] == [113, 113]
     assert all(lot == sorted(lot, key=pieces.index) for lot in lots)
     assert lots_of(pieces, 1) == [pieces]
+
+
+@pytest.fixture
+def always_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every link counts as fast, and little is much."""
+    for name, value in (("FAST", 0), ("FIRST", 100_000), ("BULK_FROM", 200_000)):
+        monkeypatch.setattr(f"ddtree_ops.remote.ship.{name}", value)
+
+
+@pytest.mark.usefixtures("always_fast")
+def test_a_fast_link_has_its_bulk_carried(release: Release, afar: Callable[..., Afar], tmp_path: Path) -> None:
+    """What comes first tells how fast the link is; each blob goes once, whichever way."""
+    big, link = with_noise(release, *[60_000] * 20), afar()
+    link.fast = Afar(tmp_path / "root")
+    report = ship(link, big)
+    assert report.cuts == 0 and link.verbs.count("receive") == 1 and link.fast.verbs == ["receive"] * 2
+    assert report.bytes_sent == link.sent + link.fast.sent < 1_500_000 + 3 * len(link.agent.source)
+    assert ship(link, big).bytes_sent == 0
+
+
+@pytest.mark.usefixtures("always_fast")
+def test_a_carrier_that_fails_costs_what_it_carried_and_no_more(
+    release: Release, afar: Callable[..., Afar], tmp_path: Path
+) -> None:
+    big, link = with_noise(release, *[60_000] * 20), afar()
+    link.fast = Afar(tmp_path / "root", cuts=(300_000,))
+    warnings: list[str] = []
+    report = ship(link, big, warn=warnings.append, waits=WAITS)
+    assert report.cuts == 1 and len(warnings) == 1
+    assert link.fast.verbs == ["receive"] * 2 and link.verbs.count("receive") == 2, "it is not tried again"
+    assert ship(link, big).bytes_sent == 0
+
+
+@pytest.mark.usefixtures("always_fast")
+def test_without_a_carrier_it_goes_as_ever(release: Release, afar: Callable[..., Afar]) -> None:
+    big, link = with_noise(release, *[60_000] * 20), afar()
+    assert ship(link, big).cuts == 0 and link.fast is None
+    assert ship(link, big).bytes_sent == 0
