@@ -177,15 +177,17 @@ class Hold:
         while self._left and not self.rules.over:
             cell = self._left[0]
             self.rules.begun(cell)
-            if (small := server.too_small(info, cell.load.concurrency)) is not None:
-                self._record(Measured(t=time.time(), cell=cell, status="refused", reason=small, txn=self.txn))
+            prompts = self.rules.sets[cell.load.prompts]
+            why = server.too_small(info, cell.load.concurrency) or server.too_long(info, prompts, cell.load.max_tokens)
+            if why is not None:
+                self._record(Measured(t=time.time(), cell=cell, status="refused", reason=why, txn=self.txn))
                 continue
             began, before = time.monotonic(), server.gpus(transport, deployment)
             try:
                 figures = measure_cell(
                     url,
                     cell.load,
-                    self.rules.sets[cell.load.prompts],
+                    prompts,
                     eos=eos,
                     pass_limit_s=self.rules.pass_limit_s,
                     api_key=key,
