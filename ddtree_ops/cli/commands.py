@@ -56,7 +56,8 @@ COMMANDS = {
         "verify_exactness", "Prove that the running service emits exactly the target model's tokens."
     ),
     "sweep": Entry(
-        "sweep", "Measure AR, chain and DDTree shapes on a host, each proven exact first; the host ends as it began."
+        "sweep",
+        "Measure AR, chain and DDTree shapes on a host, each proven exact first; the host ends as it began.",
     ),
     "report": Entry(
         "report",

@@ -100,18 +100,19 @@ class Session:
         _warm()
         seen = self.probe(ids.values())
         wanted = ids[fitting(deployment, seen.system).python]
-        known = Known(evidence=evidence_of(deployment))
+        evidence = evidence_of(deployment)
+        known = Known(evidence=evidence)
         made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
         if not made.changes:
             return made, seen
         commit = (seen.generation.meta if seen.generation else {}).get("workspace_commit")
-        known = dataclasses.replace(
-            known,
+        known = Known(
             author=author(deployment.workspace_path),
             ancestor=None if commit is None else is_ancestor(deployment.workspace_path, str(commit)),
             transfer=None if wanted in seen.releases_installed else self._transfer(wanted),
             cannot_guard=self.cannot_guard(deployment.profile),
             old_env=self._old_env(seen, wanted),
+            evidence=evidence,
         )
         return make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known), seen
 

@@ -163,6 +163,9 @@ def commentary(group: Group, crossings: Sequence[Crossover]) -> list[str]:
             found.append(f"{load_name(load)}: only {top[0].shape.name} has figures.")
         else:
             found.append(f"{load_name(load)}: {words.claim(top[0].shape.name, second[0].shape.name, top[1])}.")
+    rows = [row for result in group.results for repeat in result.repeats for row in repeat.rows]
+    if rows:
+        found.append(f"{sum(row.loops for row in rows) / len(rows):.0%} of all outputs end in a loop.")
     for crossing in crossings:
         if crossing.between is not None:
             low, high = crossing.between

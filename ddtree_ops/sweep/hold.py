@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from ddtree_ops.sweep.records import Attempt, Ended, Journal, Measured, Started,
 from ddtree_ops.sweep.wire import RequestFailed
 from ddtree_ops.sweep.workload import PromptSet
 
+#: The host's words for an end that says nothing of the server: a link that was lost, or somebody's unlock.
+ENDED_FROM_OUTSIDE = re.compile("client was away|told to stop")
 MEANT = "a sweep's start is never confirmed"
 NEVER_KEPT = {
     "kind": "INCONCLUSIVE",
@@ -177,15 +180,17 @@ class Hold:
         while self._left and not self.rules.over:
             cell = self._left[0]
             self.rules.begun(cell)
-            if (small := server.too_small(info, cell.load.concurrency)) is not None:
-                self._record(Measured(t=time.time(), cell=cell, status="refused", reason=small, txn=self.txn))
+            prompts = self.rules.sets[cell.load.prompts]
+            why = server.too_small(info, cell.load.concurrency) or server.too_long(info, prompts, cell.load.max_tokens)
+            if why is not None:
+                self._record(Measured(t=time.time(), cell=cell, status="refused", reason=why, txn=self.txn))
                 continue
             began, before = time.monotonic(), server.gpus(transport, deployment)
             try:
                 figures = measure_cell(
                     url,
                     cell.load,
-                    self.rules.sets[cell.load.prompts],
+                    prompts,
                     eos=eos,
                     pass_limit_s=self.rules.pass_limit_s,
                     api_key=key,
@@ -248,6 +253,10 @@ class Hold:
             why = "; ".join(one.message for one in self._verdict.reasons if one.effect != "note")
             tokens = f"{self._verdict.counts.findings} tokens are not the target model's"
             self._all("not-exact", f"{self._verdict.kind}: {why or tokens}")
+        elif self._left and not self.rules.over and not ENDED_FROM_OUTSIDE.search(reason):
+            # The server went between two cells, or something else of the start: its next cell pays for it.
+            cell = self._left[0]
+            self._record(Measured(t=time.time(), cell=cell, status="failed", reason=reason[:1000], txn=self.txn))
 
     def _all(self, status: Status, reason: str) -> None:
         for cell in list(self._left):

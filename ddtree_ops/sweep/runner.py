@@ -104,7 +104,10 @@ def run(sweep: Sweep, journal: Journal, ui: Ui, watch: Watch) -> Outcome:
             touched = True
             Hold(session, left[0], journal, rules, ui).run()
         if len(journal.of(Measured)) == before and not rules.over:
-            raise Failed(f"{sweep.host}: the start of {left[0].shape.name} ended without any cell measured or failed")
+            raise Failed(
+                f"{sweep.host}: the start of {left[0].shape.name} ended from outside, no cell was measured",
+                hint="look who else works there (ddtree history), then run the same sweep again: it goes on",
+            )
     if touched:
         _stands(sweep, journal, ui)
     done = cells(journal.records)

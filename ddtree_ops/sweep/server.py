@@ -14,7 +14,7 @@ from ddtree_ops.model import Deployment
 from ddtree_ops.remote.transport import Transport
 from ddtree_ops.snapshot import redact
 from ddtree_ops.sweep.records import Gpu
-from ddtree_ops.sweep.workload import eos_ids
+from ddtree_ops.sweep.workload import PromptSet, eos_ids
 from ddtree_ops.units.launch import model_path, release_path
 
 _QUERY = "index,name,clocks.sm,clocks.mem,temperature.gpu,power.draw,memory.used"
@@ -66,6 +66,15 @@ def too_small(info: Mapping[str, Any], concurrency: int) -> str | None:
     largest = info.get("cuda_graph_max_bs")
     if not info.get("disable_cuda_graph") and isinstance(largest, int) and largest < concurrency:
         return f"CUDA graphs go up to a batch of {largest} (cuda_graph_max_bs), so C={concurrency} would run eagerly"
+    return None
+
+
+def too_long(info: Mapping[str, Any], prompts: PromptSet, max_tokens: int) -> str | None:
+    """Why a prompt and its answer would not fit into the server's context; None where they do or nobody knows."""
+    context = info.get("context_length")
+    longest = max((len(prompt) for prompt in prompts.prompts if not isinstance(prompt, str)), default=0)
+    if isinstance(context, int) and longest + max_tokens > context:
+        return f"a prompt of {longest} tokens and {max_tokens} new ones exceed the server's context of {context}"
     return None
 
 

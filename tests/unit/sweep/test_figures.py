@@ -6,9 +6,9 @@ import pytest
 
 from ddtree_ops.sweep.figures import percentiles, repeat_of
 from ddtree_ops.sweep.load import Sample
-from ddtree_ops.sweep.server import arguments, parse_gpus, says_out_of_memory, too_small
+from ddtree_ops.sweep.server import arguments, parse_gpus, says_out_of_memory, too_long, too_small
 from ddtree_ops.sweep.wire import Answer, Event
-from ddtree_ops.sweep.workload import CODING, ENOUGH, HELD_OUT, eos_ids, loops, prompt_set
+from ddtree_ops.sweep.workload import CODING, ENOUGH, HELD_OUT, PromptSet, eos_ids, loops, prompt_set
 
 
 def answer(
@@ -91,6 +91,12 @@ def test_a_server_that_would_queue_or_leave_its_graphs_is_too_small() -> None:
     assert "eagerly" in (too_small({"cuda_graph_max_bs": 32, "disable_cuda_graph": False}, 64) or "")
     assert too_small({"cuda_graph_max_bs": 32, "disable_cuda_graph": True, "max_running_requests": 64}, 64) is None
     assert too_small({}, 64) is None
+
+
+def test_what_does_not_fit_into_the_context_is_refused() -> None:
+    chosen = PromptSet("p", ((1,) * 60, "text of unknown length"))
+    assert "context of 100" in (too_long({"context_length": 100}, chosen, 41) or "")
+    assert too_long({"context_length": 100}, chosen, 40) is None and too_long({}, chosen, 4000) is None
 
 
 def test_arguments_hold_no_secret_and_nothing_that_changes_by_itself() -> None:

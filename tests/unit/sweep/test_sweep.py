@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from ddtree_ops.errors import Interrupted
 from ddtree_ops.model import Workspace, resolve
 from ddtree_ops.sweep.grid import AR, Cell, Load, Shape
-from ddtree_ops.sweep.records import Attempt, Ended, Journal, Started, opened
+from ddtree_ops.sweep.records import Attempt, Ended, Journal, Started, cells, opened
 from ddtree_ops.sweep.runner import Outcome, Progress, Sweep, run
 from ddtree_ops.sweep.strategy import whole_grid
 from ddtree_ops.sweep.workload import HELD_OUT, prompt_set
 
 from .place import Quiet, confirmed, processes, workspace_in
 
+# Some ten seconds a start on two idle cores, a minute where others work on them.
+pytestmark = pytest.mark.timeout(900)
 B4K2 = Shape("ddtree", 4, 2)
 LOADS = [Load(1, HELD_OUT, 12, 2, 3), Load(2, HELD_OUT, 12, 6, 3)]
 
@@ -71,6 +74,19 @@ def test_a_sweep_stops_at_its_time_goes_on_and_leaves_nothing(healthy: Workspace
     size = journal.path.stat().st_size
     again, _ = went(healthy, made)
     assert again.left == 0 and journal.path.stat().st_size == size  # nothing to do writes nothing
+
+
+def test_ctrl_c_puts_the_host_back_and_what_was_measured_stays(healthy: Workspace) -> None:
+    def watch(progress: Progress) -> None:
+        if progress.running is not None and progress.running.load == LOADS[1]:
+            signal.raise_signal(signal.SIGINT)
+
+    order = sweep_of(healthy, [AR], LOADS)
+    first = order.strategy({})[0].cells
+    with opened(healthy.path / "sweeps" / "x") as journal, pytest.raises(Interrupted, match="without the service"):
+        run(order, journal, Quiet(), watch)
+    assert set(cells(journal.records)) == set(first[: first.index(Cell(AR, LOADS[1], 1))])
+    assert confirmed(healthy) is None and processes(Path(healthy.hosts["local"].root)) == []
 
 
 def kill_service(workspace: Workspace, how: signal.Signals) -> None:
