@@ -45,6 +45,10 @@ class Result:
     seconds: float
 
 
+WHY_CHARS = 3000
+"""Of what is kept of a row that did not end as declared."""
+
+
 def run_row(row: Row, world: World) -> Result:
     """Bring the host to its beginning, let the row happen, check its end, deploy once more, look for strays."""
     began = time.monotonic()
@@ -82,4 +86,6 @@ def run_row(row: Row, world: World) -> Result:
         why = why or f"looking for strays: {error}"
     world.old, world.new = world.new, world.old
     world.clean = not why and not strays
-    return Result(row.name, not why, why[-2000:], strays, round(time.monotonic() - began, 1))
+    if len(why) > WHY_CHARS:  # what was wrong stands at the head, how it came to it at the end
+        why = f"{why[: WHY_CHARS // 3]}\n[...]\n{why[-2 * WHY_CHARS // 3 :]}"
+    return Result(row.name, not why, why, strays, round(time.monotonic() - began, 1))
