@@ -53,7 +53,7 @@ def healthy(tmp_path: Path) -> Iterator[Workspace]:
 
 def test_a_sweep_stops_at_its_time_goes_on_and_leaves_nothing(healthy: Workspace) -> None:
     shapes = [AR, B4K2]
-    first, journal = went(healthy, sweep_of(healthy, shapes, LOADS[:1], limit_s=0.01))
+    first, journal = went(healthy, sweep_of(healthy, shapes, LOADS[:1], limit_s=0.0))
     assert first.done == {} and first.left == 3 and journal.of(Attempt) == []
     with opened(healthy.path / "sweeps" / "x") as journal:
         made = sweep_of(healthy, shapes, LOADS[:1])
