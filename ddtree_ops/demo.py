@@ -176,22 +176,31 @@ def _shapes(
     return document
 
 
-@contextmanager
-def _workspace(scratch: Path) -> Iterator[Workspace]:
-    """A workspace whose only host is this machine, under ``scratch``; its service is stopped at the end."""
-    init_workspace(scratch)
-    inventories = scratch / "inventories"
+def local_inventory(folder: Path, service: str, **entry: str) -> Path:
+    """Make a workspace whose only host, ``local``, is this machine with plain processes; its ``inventories``.
+
+    ``entry``: the service's, such as ``base`` and ``profile``, to which a free port is added.
+    """
+    init_workspace(folder)
+    inventories = folder / "inventories"
     for path in inventories.glob("*.yaml"):
         path.unlink()
     local = {
         "address": "127.0.0.1",
         "transport": "local",
         "supervisor": "process",
-        "root": str(scratch / "host"),
+        "root": str(folder / "host"),
         "gpus": {"count": 0, "name": "none", "arch": "none", "memory_gib": 0, "interconnect": "none"},
-        "services": {SERVICE: {"base": "demo", "profile": PROFILES[-1], "port": _free_port()}},
+        "services": {service: {**entry, "port": _free_port()}},
     }
     (inventories / "local.yaml").write_text(yaml.safe_dump(local))
+    return inventories
+
+
+@contextmanager
+def _workspace(scratch: Path) -> Iterator[Workspace]:
+    """A workspace whose only host is this machine, under ``scratch``; its service is stopped at the end."""
+    inventories = local_inventory(scratch, SERVICE, base="demo", profile=PROFILES[-1])
     short = {"extends": "tiny", "exactness": {"max_new_tokens": GATE_TOKENS}}
     (inventories / "profiles" / "demo.yaml").write_text(yaml.safe_dump(short))
     faulty = {"extends": PROFILES[-1], "extra_args": ["--fault", FAULT]}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +37,7 @@ class LiveTable:
     ) -> None:
         self._screen, self._told, self._journal = screen, told, journal
         self._line, self._minutes = line, minutes
-        self._console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._console = screen.console
         drawn = self._console.is_terminal and os.environ.get("TERM") != "dumb"
         self._live = Live(console=self._console, refresh_per_second=4, transient=True) if drawn else None
         self._now, self._progress, self._cells = "", "", [""]

@@ -151,6 +151,11 @@ class Screen:
         self._end_progress()
         (self._err if self.json else self._out).line(clean(text), style)
 
+    @property
+    def console(self) -> Console:
+        """stderr for what rich draws in place."""
+        return self._err.console
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
         """A table of the result. Columns whose cells all look like numbers are right-aligned."""
         self._end_progress()

@@ -72,6 +72,7 @@ def tune(
 
     screen, loaded = Screen(json_=json_), load(workspace)
     goal = parse_objective(objective)
+    slug = goal.name.lower().replace("=", "")
     wishes = Wishes(
         pairs=words(pair),
         budgets=numbers("--budget", budget),
@@ -84,7 +85,7 @@ def tune(
         time_limit_s=None if time_limit is None else 60 * time_limit,
     )
     made, rungs, grid_loads = make_tuning(loaded, one_host(loaded, host), service, wishes, goal, command_line())
-    folder = run or folder_of(loaded, made, f"tune-{goal.name.lower().replace('=', '')}")
+    folder = run or folder_of(loaded, made, f"tune-{slug}")
     with opened(folder) as journal:
         question = f"{made.host}: stop {made.service}, try {len(made.shapes)} shapes briefly, then put it back?"
         if not screen.ask(question, yes=yes):
@@ -96,7 +97,6 @@ def tune(
                 screen.document({"ok": True, "complete": False, "left": outcome.left, "run": str(folder)})
             return INCOMPLETE
         choice = choose(made.shapes, rungs, outcome.done, grid_loads)
-    slug = goal.name.lower().replace("=", "")
     path = write_profile(made, folder, choice, goal.name, name or f"tuned-{made.host}-{slug}")
     for line in said(made, choice):
         screen.say(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import subprocess
@@ -222,4 +221,4 @@ def bootstrap(session: Session, seen: Facts, ui: Ui) -> None:
     if seen.agent_sha256 == host_side.sha256() and session.agent.kept is not False:
         return
     ui.step("installing ddtree-host")
-    session.agent.call("bootstrap", source_b64=base64.b64encode(host_side.source().encode()).decode())
+    session.agent.bootstrap()

@@ -8,15 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Self
 
 from . import openssh
 from .rights import may_root
-from .transport import OUTPUT_LIMIT, Endpoint, Process, Result, Transport, connect
+from .transport import OUTPUT_LIMIT, Closing, Endpoint, Process, Result, Transport, connect
 
 
-class LaterTransport:
+class LaterTransport(Closing):
     """`transport.Transport`. What `connect` raises is raised by the call that dials."""
 
     def __init__(self, host: Endpoint) -> None:
@@ -52,14 +50,6 @@ class LaterTransport:
     def close(self) -> None:
         if self._open is not None:
             self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _link(self) -> Transport:
         with self._dialling:

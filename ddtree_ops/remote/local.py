@@ -8,15 +8,13 @@ import pwd
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
 from ..errors import Unreachable
 from .process import PipedProcess, drive, host_argv, require_argv
-from .transport import OUTPUT_LIMIT, Endpoint, Process, Result
+from .transport import OUTPUT_LIMIT, Closing, Endpoint, Process, Result
 
 
-class LocalTransport:
+class LocalTransport(Closing):
     """No link to lose; everything else as `transport.Transport` says."""
 
     def __init__(self, host: Endpoint) -> None:
@@ -47,14 +45,6 @@ class LocalTransport:
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, argv: Sequence[str], root: bool, timeout: float | None) -> LocalPipes:
         require_argv(argv)

@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
@@ -24,7 +23,7 @@ from .forward import Forwarder
 from .hostkeys import RefuseUnknown, add_expected, changed
 from .process import PipedProcess, drive, require_argv
 from .rights import may_root, remote_command, require_root, require_sudo
-from .transport import CONNECT_TIMEOUT_S, OUTPUT_LIMIT, Endpoint, Process, Result
+from .transport import CONNECT_TIMEOUT_S, OUTPUT_LIMIT, Closing, Endpoint, Process, Result
 
 # tcp(7): unacknowledged data or unanswered keepalives end the connection after this.
 DEAD_LINK_MS = 10_000
@@ -38,7 +37,7 @@ SESSION_WAIT_S = 5
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-class SshTransport:
+class SshTransport(Closing):
     """`transport.Transport` over ssh. One connection; commands may run on it from several threads."""
 
     def __init__(self, host: Endpoint) -> None:
@@ -77,14 +76,6 @@ class SshTransport:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, argv: Sequence[str], root: bool, timeout: float | None) -> _ChannelPipes:
         require_argv(argv)

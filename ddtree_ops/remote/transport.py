@@ -117,6 +117,21 @@ class Transport(Protocol):
     ) -> None: ...
 
 
+class Closing:
+    """What every `Transport` shares: leaving its block closes it."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 def connect(host: Endpoint) -> Transport:
     """Opens the host's transport. Raises Unreachable with what to do about it, UsageError for an impossible entry."""
     if host.transport == "local":

@@ -12,10 +12,9 @@ from ddtree_ops.errors import UsageError
 from ddtree_ops.model import Deployment, Workspace, resolve
 from ddtree_ops.sweep import grid, tune
 from ddtree_ops.sweep.grid import AR, CHAIN, Load, Shape
-from ddtree_ops.sweep.profiles import deployment_of
 from ddtree_ops.sweep.records import FOLDER
 from ddtree_ops.sweep.runner import Sweep
-from ddtree_ops.sweep.strategy import whole_grid
+from ddtree_ops.sweep.strategy import Strategy, whole_grid
 from ddtree_ops.sweep.workload import ENOUGH, PromptSet, prompt_set
 
 #: Requests a repeat at C=1, where nothing is shared that more of them would show.
@@ -75,24 +74,7 @@ def make(workspace: Workspace, host: str, service: str | None, wishes: Wishes, c
     shapes = shapes_of(wishes)
     sets = [prompt_set(name, plain.profile) for name in wishes.prompts or (None,)]
     loads = loads_of(wishes, sets, wishes.max_tokens or (default_length(plain),))
-    for chosen in sets:
-        refuse_too_long(plain, chosen, loads)
-    sweep = Sweep(
-        workspace=workspace,
-        host=host,
-        service=plain.service_name,
-        shapes=shapes,
-        loads=loads,
-        sets={chosen.name: chosen for chosen in sets},
-        strategy=whole_grid(shapes, loads, wishes.seed),
-        seed=wishes.seed,
-        command=command,
-        pass_limit_s=wishes.pass_limit_s,
-        time_limit_s=wishes.time_limit_s,
-    )
-    for shape in shapes:
-        deployment_of(workspace, host, service, shape, sweep.most_in_flight)
-    return sweep
+    return _checked(workspace, plain, wishes, shapes, loads, sets, whole_grid(shapes, loads, wishes.seed), command)
 
 
 def make_tuning(
@@ -108,23 +90,40 @@ def make_tuning(
     rows = wishes.rows or (ROWS_ALONE if max(goal.concurrency) == 1 else ENOUGH)
     rungs = tune.loads_for(goal, chosen.name, length, rows, wishes.repeats)
     loads = [load for rung in rungs for load in rung]
-    refuse_too_long(plain, chosen, loads)
+    strategy = tune.halving(shapes, rungs, wishes.seed)
+    sweep = _checked(workspace, plain, wishes, shapes, loads, [chosen], strategy, command)
+    return sweep, rungs, len(grid.CONCURRENCY)
+
+
+def _checked(
+    workspace: Workspace,
+    plain: Deployment,
+    wishes: Wishes,
+    shapes: list[Shape],
+    loads: list[Load],
+    sets: Sequence[PromptSet],
+    strategy: Strategy,
+    command: str,
+) -> Sweep:
+    """The sweep of a service as the inventory has it (``plain``), sets and shapes tried on it. Raises UsageError."""
+    for chosen in sets:
+        refuse_too_long(plain, chosen, loads)
     sweep = Sweep(
         workspace=workspace,
-        host=host,
+        host=plain.host.name,
         service=plain.service_name,
         shapes=shapes,
         loads=loads,
-        sets={chosen.name: chosen},
-        strategy=tune.halving(shapes, rungs, wishes.seed),
+        sets={chosen.name: chosen for chosen in sets},
+        strategy=strategy,
         seed=wishes.seed,
         command=command,
         pass_limit_s=wishes.pass_limit_s,
         time_limit_s=wishes.time_limit_s,
     )
     for shape in shapes:
-        deployment_of(workspace, host, service, shape, sweep.most_in_flight)
-    return sweep, rungs, len(grid.CONCURRENCY)
+        sweep.deployment(shape)
+    return sweep
 
 
 def default_length(deployment: Deployment) -> int:

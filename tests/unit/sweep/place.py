@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +17,11 @@ from typing import Any
 
 import yaml
 
+from ddtree_ops.demo import local_inventory
 from ddtree_ops.deploy.fitting import release_ids
 from ddtree_ops.deploy.session import open_session
 from ddtree_ops.engine_pair import PAIR
-from ddtree_ops.model import Workspace, init_workspace, load_workspace, resolve
+from ddtree_ops.model import Workspace, load_workspace, resolve
 
 CHECKOUT = Path(__file__).parents[3]
 SERVICE = "tiny"
@@ -43,27 +43,9 @@ class Quiet:
         """Nothing is drawn."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def make_workspace(folder: Path, **profile: Any) -> Workspace:
     """The workspace; ``profile``: keys of the base besides what keeps the gate short."""
-    init_workspace(folder)
-    inventories = folder / "inventories"
-    for path in inventories.glob("*.yaml"):
-        path.unlink()
-    local = {
-        "address": "127.0.0.1",
-        "transport": "local",
-        "supervisor": "process",
-        "root": str(folder / "host"),
-        "gpus": {"count": 0, "name": "none", "arch": "none", "memory_gib": 0, "interconnect": "none"},
-        "services": {SERVICE: {"base": "short", "profile": "ar", "port": free_port()}},
-    }
-    (inventories / "local.yaml").write_text(yaml.safe_dump(local))
+    inventories = local_inventory(folder, SERVICE, base="short", profile="ar")
     gate = {"max_new_tokens": 8, "concurrency": [1, 2], "prompts": "gate.jsonl"}
     (folder / "gate.jsonl").write_text("".join(f'{{"input_ids": [{n}, 7, 300, {n}]}}\n' for n in range(20, 30)))
     short = {"extends": "tiny", "min_accept_length": None, "exactness": gate, **profile}
