@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddtree_ops.exactness import findings, judge
-from ddtree_ops.exactness.client import fresh_key
 from ddtree_ops.exactness.plan import Load
 from ddtree_ops.exactness.wire import Entry
 from ddtree_ops.exactness.work import Group, Work
@@ -171,8 +170,8 @@ async def sample_group(work: Work, group: Group, load: Load, pools: Pools) -> No
     async def act(turn: int) -> None:
         prompt, row = turn % len(group.ids), turn % len(TABLE)
         ids, name, limit, given = group.ids[prompt], group.names[prompt], group.limits[prompt], TABLE[row]
-        got = await work.server.generate(ids, max_new_tokens=limit, extra_key=fresh_key(), sampling=given)
-        tokens = work.checked(got, f"{name}, sampled at {load}", len(ids), limit)
+        got = await work.sampled(work.server, ids, limit, given)
+        tokens = None if got is None else work.checked(got, f"{name}, sampled at {load}", len(ids), limit)
         if not tokens:
             return
         whole = ids + tokens

@@ -55,9 +55,9 @@ async def answers(work: Work, server: Server, group: Group, concurrency: int, wh
         row, prompt = item
         ids, name = group.ids[prompt], group.names[prompt]
         limit = min(MAX_TOKENS, group.limits[prompt])
-        got = await server.generate(ids, max_new_tokens=limit, extra_key=fresh_key(), sampling=parameters(row, name))
-        tokens = work.checked(got, f"{name}, sampled", len(ids), limit)
-        if tokens is None:
+        got = await work.sampled(server, ids, limit, parameters(row, name))
+        tokens = None if got is None else work.checked(got, f"{name}, sampled", len(ids), limit)
+        if got is None or tokens is None:
             return None
         return name, Recorded(prompt=prompt_hash(ids), tokens=tokens, finish=got.finish)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ddtree_ops.exactness import judge
-from ddtree_ops.exactness.client import Server, Trouble
+from ddtree_ops.exactness.client import Server, Trouble, fresh_key
 from ddtree_ops.exactness.evidence import Evidence, Ids
 from ddtree_ops.exactness.judge import Position
 from ddtree_ops.exactness.plan import Load
@@ -18,6 +18,7 @@ from ddtree_ops.exactness.wire import Generation, Malformed, Scored
 MAX_TROUBLES = 3
 EDGE = "context-limit"
 """The name of the prompt that the gate adds itself where it can reach the context's limit."""
+PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 NOT_SCORED = ("id-outside-vocabulary", "not-finished", "prompt-changed", "empty-output")
 
 T = TypeVar("T")
@@ -135,6 +136,20 @@ class Work:
         """Raises TooMuchTrouble."""
         if self.evidence.troubles >= MAX_TROUBLES:
             raise TooMuchTrouble
+
+    async def sampled(
+        self, server: Server, ids: Ids, limit: int, parameters: Mapping[str, object]
+    ) -> Generation | None:
+        """One answer drawn with these parameters, in a namespace of its own; None, and a note, where the server answers
+        400 and names one of their penalties: what it refuses, it does not serve wrongly. Raises Trouble."""
+        try:
+            return await server.generate(ids, max_new_tokens=limit, extra_key=fresh_key(), sampling=parameters)
+        except Trouble as trouble:
+            if trouble.code != "http-400" or not any(n in parameters and n in trouble.message for n in PENALTIES):
+                raise
+            shown = f"refused, so not judged: penalties ({trouble.message})"
+            self.evidence.note_once("penalties-refused", shown)
+            return None
 
     def checked(self, got: Generation, where: str, prompt_tokens: int, limit: int) -> Ids | None:
         """The output's tokens; None where they cannot be judged. What is wrong with it goes into the evidence."""

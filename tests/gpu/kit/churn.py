@@ -17,11 +17,11 @@ from .tokens import NEW_TOKENS, HeldOut, ask_all, differing, fresh_key
 TIMES = 3
 """Requests that come and go for each prompt."""
 REFUSED: dict[str, tuple[JSON, JSON]] = {
-    "temperature above 0": ({}, {"temperature": 0.7}),
     "frequency_penalty": ({}, {"frequency_penalty": 0.5}),
     "presence_penalty": ({}, {"presence_penalty": 0.5}),
     "repetition_penalty": ({}, {"repetition_penalty": 1.2}),
-    "logit_bias": ({}, {"logit_bias": {"5": 1.0}}),
+    "min_new_tokens": ({}, {"min_new_tokens": 2}),
+    "ddtree_budget other than 0": ({}, {"custom_params": {"ddtree_budget": 2}}),
     "regex": ({}, {"regex": "a+"}),
     "return_hidden_states": ({"return_hidden_states": True}, {}),
 }

@@ -40,7 +40,7 @@ def plan_of(running: Running, prompts: list[Prompt], methods: tuple[str, ...], g
         time_limit_s=TIME_LIMIT_S,
         vocab_size=2048,
         methods=methods,
-        golden=golden if "golden" in methods else None,
+        golden=golden if {"golden", "same-seed"} & set(methods) else None,
         min_accept_length=2.0 if spec.algorithm != "none" else None,
         prompt_set="tests/gpu",
         tree=tree_of(spec),
@@ -81,7 +81,14 @@ def golden_of(recording: Recording, verify_counts: dict[str, dict[str, int]]) ->
     identity = Identity(
         model={}, dtype="float32", arch="", tp=1, engine_base="", prompts="tests/gpu", max_new_tokens=NEW_TOKENS
     )
-    return Golden(format=FORMAT, identity=identity, prompts=recording.prompts, verify_counts=verify_counts)
+    return Golden(
+        format=FORMAT,
+        identity=identity,
+        prompts=recording.prompts,
+        verify_counts=verify_counts,
+        sampling=recording.sampling,
+        sampled=recording.sampled,
+    )
 
 
 def tell_verdict(

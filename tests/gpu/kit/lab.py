@@ -30,6 +30,11 @@ REFERENCE_FAULTS = {
     "pad-node-accepted": "pad-node-accepted",
     "padded-rows-write-live-slots": "padded-rows-write-live-slots",
     "lenient-acceptance": "lenient-acceptance",
+    "sampled-as-greedy": "temperature-ignored",
+    "sampled-filter-order": "filter-order",
+    "sampled-min-p-ignored": "min-p-ignored",
+    "sampled-by-next-rows-parameters": "parameters-of-neighbour",
+    "sampled-repeat-for-repeat-interleave": "parameters-of-neighbour",
 }
 
 

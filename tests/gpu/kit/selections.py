@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from . import branching, churn, faulty, hostile, scoring, tokens
+from . import branching, churn, drawn, faulty, hostile, scoring, tokens
 from .lab import Lab, Spec
 from .trees import FAULTS, Trees
 
@@ -13,7 +13,10 @@ PAIRS = ((7, 1), (8, 4), (16, 4), (16, 8), (24, 6), (32, 8), (48, 8), (63, 8), (
 """(budget, topk): a chain as a tree, the six of the sweep, and around a tile of 64 rows."""
 STOPPED = ("mask-rows-by-block-size", "mask-offset-of-second-request", "mask-all-blocked", "rope-by-index")
 """Faults that the start-up canary must stop; the gate judges them where it is left out."""
-PLANTED = tuple(sorted(path.stem for path in FAULTS.glob("*.patch") if path.stem != "no-canary"))
+_FAULTS = sorted(path.stem for path in FAULTS.glob("*.patch") if path.stem != "no-canary")
+PLANTED = tuple(name for name in _FAULTS if not name.startswith("sampled-"))
+SAMPLED = tuple(name for name in _FAULTS if name.startswith("sampled-"))
+"""Faults above temperature 0."""
 
 
 def _tree(name: str, budget: int, topk: int, dtype: str = "float32", **more: Any) -> Spec:
@@ -37,6 +40,8 @@ TREES = (
 )
 FAULTY = (
     *(_tree(f"fault-{name}", 16, 4, faults=(name, "no-canary")) for name in PLANTED),
+    *(_tree(f"fault-{name}", 16, 4, faults=(name,)) for name in SAMPLED),
+    *(_tree(f"fault-{name}-bf16", 16, 4, "bfloat16", faults=(name,)) for name in SAMPLED),
     *(_tree(f"stopped-{name}", 16, 4, faults=(name,), starts=False) for name in STOPPED),
 )
 
@@ -70,7 +75,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     ),
     "churn": ("ar-fp32", *CHURNED),
     "refusals": ("tree-16-4",),
-    "faults": ("ar-fp32", "tree-16-4", *(spec.name for spec in FAULTY)),
+    "faults": ("ar-fp32", "tree-16-4", *(spec.name for spec in FAULTY if not spec.name.startswith("fault-sampled-"))),
+    "sampled": (
+        *("ar-fp32", "dflash-fp32", "tree-7-1", "tree-16-4", "tree-64-8", "ar-bf16", "dflash-bf16", "tree-16-4-bf16"),
+        *(spec.name for spec in FAULTY if spec.name.startswith("fault-sampled-")),
+    ),
     "logprobs": (
         "ar-fp32",
         "dflash-fp32",
@@ -145,6 +154,7 @@ def plan(
         "faults": lambda: faulty.run_faults(
             lab, held, tuple(name for name in there("faults") if SPECS[name].faults), "ar-fp32", "tree-16-4"
         ),
+        "sampled": lambda: drawn.run_sampled(lab, held, there("sampled"), concurrency),
         "logprobs": lambda: scoring.run_logprobs(lab, held, there("logprobs")),
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
         "noise": lambda: tokens.run_noise(lab, held, there("noise"), "ar-bf16", (8, 32)),

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 FAULTS = Path(__file__).parents[1] / "faults"
+PATCHES = Path(__file__).parents[3] / "patches" / "sglang-0.5.17"
 
 
 @dataclass(frozen=True)
@@ -56,22 +58,36 @@ class Trees:
 def unpack(engine: Path, work: Path) -> Trees:
     """``engine``: an archive of tests/gpu/bundle or tests/gpu/pack, or the site-packages of a release.
 
-    Only tests/gpu/bundle has a stock tree.
+    Only tests/gpu/bundle has a stock tree; it is patched here, by this checkout's series. What the tree has becomes
+    importable: the client's half needs what the machine may lack (msgspec, httpx's own needs). Raises Failed for a
+    patch that does not fit exactly.
     """
     work.mkdir(parents=True, exist_ok=True)
     if engine.is_dir():
-        return Trees(str(engine), None, work)
-    subprocess.run(["tar", "-C", str(work), "-xJf", str(engine)], check=True)
-    if (work / "releases").is_dir():
-        return _of_release(work)
-    site, changed, merged = work / "site", work / "patched", work / "merged"
+        trees = Trees(str(engine), None, work)
+    else:
+        subprocess.run(["tar", "-C", str(work), "-xJf", str(engine)], check=True)
+        trees = _of_release(work) if (work / "releases").is_dir() else Trees("", str(work / "site"), work)
+    sys.path.append(trees.stock or trees.patched)
+    return trees if trees.patched else _patched(trees, work / "site", work / "merged")
+
+
+def _patched(trees: Trees, site: Path, merged: Path) -> Trees:
+    """With this checkout's series over the stock tree ``site``."""
+    from ddtree_ops.release.patchset import load_patchset
+
+    def read(path: str) -> bytes | None:
+        file = site / path
+        return file.read_bytes() if file.is_file() else None
+
+    changed = load_patchset(PATCHES).apply(read)
     shutil.copytree(site / "sglang", merged / "sglang", copy_function=os.link)
-    for file in sorted(path for path in changed.rglob("*") if path.is_file()):
-        target = merged / file.relative_to(changed)
+    for path, content in changed.items():
+        target = merged / path
         target.unlink(missing_ok=True)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, target)
-    return Trees(f"{merged}:{site}", str(site), work)
+        target.write_bytes(content)
+    return replace(trees, patched=f"{merged}:{site}")
 
 
 def _of_release(work: Path) -> Trees:

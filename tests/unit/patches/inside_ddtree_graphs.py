@@ -118,16 +118,16 @@ def ran_eagerly(captured_to: int | None, bs: int) -> str | None:
     return None
 
 
-def sampled_in_a_batch(state: str) -> str | None:
-    """What a verify says to a greedy request and a sampled one that was ``served``, ``refused`` or is ``finished``."""
+def penalised_in_a_batch(state: str) -> str | None:
+    """What a verify says to a request and one with a penalty that was ``served``, ``refused`` or is ``finished``."""
     from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.speculative.ddtree_checks import Checks
 
     with configured():
         reqs = []
-        for temperature in (0.0, 0.7):
-            params = SamplingParams(max_new_tokens=4, temperature=temperature)
+        for penalty in (0.0, 0.7):
+            params = SamplingParams(max_new_tokens=4, frequency_penalty=penalty)
             params.normalize(None)
             reqs.append(Req("one", "", array("q", [5, 6, 7]), params))
         if state == "refused":

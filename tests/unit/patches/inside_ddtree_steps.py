@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from .configured import configured
 from .planting import plant
+from .sampling import Absent, ar_text, batch_info, requests, sampler
 from .toy import VOCABULARY, Toy
 from .toy_server import Server, Setting, dense_kv
-
-
-class _Absent(SimpleNamespace):
-    """A scheduler's batch: what is not set is not wanted."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
 
 
 class _Lengths(torch.Tensor):
@@ -27,17 +18,25 @@ class _Lengths(torch.Tensor):
         pass
 
 
-def decoded(setting: dict[str, int], prompts: list[int], tokens: int, fault: str | None = None) -> dict[str, Any]:
+def decoded(
+    setting: dict[str, int],
+    prompts: list[int],
+    tokens: int,
+    fault: str | None = None,
+    sampling: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
 
     {"wrong": first difference from AR's text, the pool, the appended features, or None, "commits": tokens a step and
     request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
-    checks are then off, so that the fault goes as far as it does in service.
+    checks are then off, so that the fault goes as far as it does in service. sampling: each request's parameters
+    (default: greedy).
     """
     restore = plant(fault) if fault else lambda: None
+    given = sampling or [{"temperature": 0.0}] * len(prompts)
     try:
-        with configured(**Setting(**setting).arguments()), torch.inference_mode():
-            return _decode(Setting(**setting), prompts, tokens, fault is None)
+        with configured(**Setting(**setting).arguments(), sampling_backend="pytorch"), torch.inference_mode():
+            return _decode(Setting(**setting), prompts, tokens, fault is None, given)
     finally:
         restore()
 
@@ -61,18 +60,27 @@ def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]
         restore()
 
 
-def _decode(setting: Setting, prompts: list[int], tokens: int, debug: bool) -> dict[str, Any]:
+def _decode(
+    setting: Setting, prompts: list[int], tokens: int, debug: bool, sampling: list[dict[str, Any]]
+) -> dict[str, Any]:
     toy = Toy(5)
     server = Server(setting, toy, 9, debug)
     beginnings = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(length)] for i, length in enumerate(prompts)]
-    server.texts = [toy.greedy(prompt, tokens + 3 * setting.block) for prompt in beginnings]
+    server.runner.sampler = sampler()
+    server.texts = [
+        ar_text(toy, prompt, (tokens + 3) * setting.block, given)
+        for prompt, given in zip(beginnings, sampling, strict=True)
+    ]
+    info = batch_info(sampling)
     for row, prompt in enumerate(beginnings, 1):
         server.prefill(row, prompt)
     lens = list(prompts)
     got = [[text[length]] for text, length in zip(server.texts, prompts, strict=True)]
     commits: list[int] = []
     while min(len(g) for g in got) < tokens:
-        result = server.worker.forward_batch_generation(_batch(setting, lens, [g[-1] for g in got]))
+        batch = _batch(setting, lens, [g[-1] for g in got])
+        batch.sampling_info, batch.reqs = info, requests(sampling)
+        result = server.worker.forward_batch_generation(batch)
         out = result.next_token_ids.view(len(lens), result.speculative_num_draft_tokens).tolist()
         taken = result.accept_lens.tolist()
         for i, count in enumerate(taken):
@@ -83,7 +91,8 @@ def _decode(setting: Setting, prompts: list[int], tokens: int, debug: bool) -> d
         ]:
             return {"wrong": "lengths or bonus tokens"}
         commits += taken
-        wrong = _wrong(server, got, lens, prompts) or _other_logprobs(server, result, got, lens, prompts)
+        wrong = _wrong(server, got, lens, prompts)
+        wrong = wrong or _other_logprobs(server, result, got, lens, prompts, info)
         if wrong:
             return {"wrong": wrong, "commits": commits}
     shape = server.worker.executed_shape()
@@ -99,7 +108,7 @@ def _batch(setting: Setting, lens: list[int], bonus: list[int]) -> Any:
     draft_input = make_draft_input_v2(bonus_tokens=torch.tensor(bonus), new_seq_lens=seq_lens)
     draft_input.reserved_seq_lens_cpu = seq_lens + 2 * max(setting.width, setting.block)
     draft_input.reserved_seq_lens_sum = int(draft_input.reserved_seq_lens_cpu.sum())
-    return _Absent(
+    return Absent(
         forward_mode=ForwardMode.DECODE,
         is_extend_in_batch=False,
         has_grammar=False,
@@ -108,8 +117,6 @@ def _batch(setting: Setting, lens: list[int], bonus: list[int]) -> Any:
         spec_info=draft_input,
         seq_lens=seq_lens.as_subclass(_Lengths),
         req_pool_indices=torch.arange(1, len(lens) + 1),
-        sampling_info=SimpleNamespace(is_all_greedy=True),
-        reqs=[],
         batch_size=lambda: len(lens),
     )
 
@@ -145,13 +152,16 @@ def _wrong(server: Server, got: list[list[int]], lens: list[int], prompts: list[
 
 
 def _other_logprobs(
-    server: Server, result: Any, got: list[list[int]], lens: list[int], prompts: list[int]
+    server: Server, result: Any, got: list[list[int]], lens: list[int], prompts: list[int], info: Any
 ) -> str | None:
     """The log-probabilities told of the step's tokens are the target's own, after the text before each."""
     told = result.logits_output.next_token_logprobs
     for i, count in enumerate(result.accept_lens.tolist()):
         text = server.texts[i][: prompts[i]] + got[i]
-        rows = server.toy.dense(text[: lens[i]]).logits[-count:].log_softmax(-1)
+        logits = server.toy.dense(text[: lens[i]]).logits[-count:]
+        if info.logit_bias is not None:
+            logits = logits + info.logit_bias[i]
+        rows = (logits / info.temperatures[i]).log_softmax(-1)
         wanted = rows.gather(1, torch.tensor(got[i][-count:]).unsqueeze(1)).squeeze(1)
         if float((told[i, :count] - wanted).abs().max()) > 1e-3:
             return f"logprobs of request {i}"

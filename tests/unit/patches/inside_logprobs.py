@@ -13,8 +13,11 @@ from typing import Any
 import torch
 
 from .configured import configured
+from .sampling import batch_info, sampler
 
 BLOCK, VOCABULARY, WIDTH = 4, 11, 6
+PREFIX = 9
+"""Tokens of each request before the block."""
 
 
 class _Lengths(torch.Tensor):
@@ -24,22 +27,17 @@ class _Lengths(torch.Tensor):
         pass
 
 
-class _Sampling(SimpleNamespace):
-    def __len__(self) -> int:
-        return len(self.temperatures)
-
-
 def logits(seed: int, requests: int) -> torch.Tensor:
     """The target's, a row for each position of each request's block: [requests * BLOCK, VOCABULARY]."""
     return 3 * torch.randn(requests * BLOCK, VOCABULARY, generator=torch.Generator().manual_seed(seed))
 
 
-def _batch(asked: dict[str, Any], temperatures: list[float]) -> Any:
+def _batch(asked: dict[str, Any], given: list[dict[str, Any]]) -> Any:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    count = len(temperatures)
+    count = len(given)
     return SimpleNamespace(
         return_logprob=True,
         **asked,
@@ -47,18 +45,14 @@ def _batch(asked: dict[str, Any], temperatures: list[float]) -> Any:
         is_extend_in_batch=False,
         has_grammar=False,
         spec_algorithm=SpeculativeAlgorithm.DFLASH,
-        spec_info=make_draft_input_v2(bonus_tokens=torch.full((count,), 2), new_seq_lens=torch.full((count,), 9)),
-        seq_lens=torch.full((count,), 9, dtype=torch.int64).as_subclass(_Lengths),
-        seq_lens_cpu=torch.full((count,), 9, dtype=torch.int64),
-        seq_lens_sum=9 * count,
+        spec_info=make_draft_input_v2(bonus_tokens=torch.full((count,), 2), new_seq_lens=torch.full((count,), PREFIX)),
+        seq_lens=torch.full((count,), PREFIX, dtype=torch.int64).as_subclass(_Lengths),
+        seq_lens_cpu=torch.full((count,), PREFIX, dtype=torch.int64),
+        seq_lens_sum=PREFIX * count,
         req_pool_indices=torch.arange(count),
         out_cache_loc=None,
         batch_size=lambda: count,
-        sampling_info=_Sampling(
-            is_all_greedy=not any(temperatures),
-            temperatures=torch.tensor([[temperature or 1.0] for temperature in temperatures]),
-            has_custom_logit_processor=False,
-        ),
+        sampling_info=batch_info(given),
     )
 
 
@@ -67,9 +61,7 @@ def _worker(target: torch.Tensor, drafts: torch.Tensor) -> Any:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.speculative import dflash_worker_v2
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
-    from sglang.srt.speculative.dflash_utils import is_dflash_sampling_verify_available
 
-    assert not is_dflash_sampling_verify_available()
     rows = drafts.numel() // (BLOCK - 1) * BLOCK
 
     def block(**out: Any) -> None:
@@ -94,7 +86,7 @@ def _worker(target: torch.Tensor, drafts: torch.Tensor) -> Any:
         block_size=BLOCK,
         device="cpu",
         ps=SimpleNamespace(tp_rank=0),
-        model_runner=SimpleNamespace(req_to_token_pool=pool, model=model),
+        model_runner=SimpleNamespace(req_to_token_pool=pool, model=model, sampler=sampler()),
         _target_worker=SimpleNamespace(
             model_runner=SimpleNamespace(model=model),
             forward_batch_generation=lambda **_: SimpleNamespace(logits_output=answer, can_run_cuda_graph=False),
@@ -109,7 +101,6 @@ def _worker(target: torch.Tensor, drafts: torch.Tensor) -> Any:
         _need_mamba_verify_commit=False,
         _use_triton_accept_bonus=False,
         _use_triton_prepare_block=True,
-        _warned_sampling_fallback=True,
         use_compact_draft_cache=False,
     )
     return worker
@@ -161,12 +152,13 @@ def _processor() -> Any:
 
 
 def verified(
-    seed: int, drafts: list[list[int]], temperatures: list[float], tops: list[int], ids: list[list[int] | None]
+    seed: int, drafts: list[list[int]], given: list[dict[str, Any]], tops: list[int], ids: list[list[int] | None]
 ) -> list[dict[str, Any]]:
-    """One verify of these drafts against `logits`, handed to one request each; what each request then holds."""
+    """One verify of these drafts against `logits`, handed to one request each with the sampling parameters ``given``;
+    what each request then holds."""
     asked = {"top_logprobs_nums": tops, "token_ids_logprobs": ids}
-    with configured(), torch.inference_mode():
-        batch = _batch(asked, temperatures)
+    with configured(sampling_backend="pytorch"), torch.inference_mode():
+        batch = _batch(asked, given)
         result = _worker(logits(seed, len(drafts)), torch.tensor(drafts)).forward_batch_generation(batch)
         batch.reqs = _requests(asked, len(drafts))
         # as GenerationBatchResult.copy_to_cpu does for the next scheduler step
@@ -182,6 +174,30 @@ def verified(
         }
         for req in batch.reqs
     ]
+
+
+def drawn_alone(seed: int, given: list[dict[str, Any]]) -> list[list[int]]:
+    """What the sampler without speculation draws from each row of `logits`, a row at a time: [requests][BLOCK]."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+    rows = logits(seed, len(given)).view(len(given), BLOCK, -1)
+    with configured(sampling_backend="pytorch"), torch.inference_mode():
+        return [
+            [
+                int(
+                    sampler()(
+                        LogitsProcessorOutput(next_token_logits=rows[i, place : place + 1].clone()),
+                        batch_info([one]),
+                        False,
+                        [],
+                        [],
+                        torch.tensor([PREFIX + place]),
+                    )
+                )
+                for place in range(BLOCK)
+            ]
+            for i, one in enumerate(given)
+        ]
 
 
 def mixed(stage: str) -> list[list[float]]:

@@ -58,8 +58,9 @@ def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     waiting: list[Any] = []
-    params = SamplingParams(max_new_tokens=request.pop("max_new_tokens"), temperature=0.0)
-    params.normalize(None)
+    more = request.pop("sampling", {})
+    params = SamplingParams(max_new_tokens=request.pop("max_new_tokens"), temperature=0.0, **more)
+    params.normalize(SimpleNamespace(encode=lambda *_, **__: [0]))
     plain = {
         **dict.fromkeys(("input_embeds", "mm_inputs", "token_type_ids", "token_ids_logprob")),
         "input_text": "",

@@ -51,13 +51,13 @@ def test_a_graph_that_would_not_read_the_mask_is_not_captured(patched: Tree) -> 
     assert "another buffer" in patched(inside_ddtree_graphs.captured_mask, "a copy")
 
 
-def test_a_sampled_request_stops_the_verify_unless_it_was_refused(patched: Tree) -> None:
+def test_a_request_with_a_penalty_stops_the_verify_unless_it_was_refused(patched: Tree) -> None:
     """Under overlap a refused request's first step is launched before its prefill's result ends it: seen on an H200,
     where the first refusal ended the server."""
-    said = patched(inside_ddtree_graphs.sampled_in_a_batch, "served")
-    assert said == "DDTREE: a sampled request reached the verify"
-    assert patched(inside_ddtree_graphs.sampled_in_a_batch, "refused") is None
-    assert patched(inside_ddtree_graphs.sampled_in_a_batch, "finished") is None
+    said = patched(inside_ddtree_graphs.penalised_in_a_batch, "served")
+    assert said == "DDTREE: a request with penalties reached the verify"
+    assert patched(inside_ddtree_graphs.penalised_in_a_batch, "refused") is None
+    assert patched(inside_ddtree_graphs.penalised_in_a_batch, "finished") is None
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -33,9 +33,9 @@ def drafts_right_for(*correct: int) -> list[list[int]]:
 def verify(tree: Tree, correct: tuple[int, ...], temperatures: list[float], **asked: Any) -> list[dict[str, Any]]:
     tops = asked.get("tops", [0] * len(correct))
     ids = asked.get("ids", [None] * len(correct))
-    told: list[dict[str, Any]] = tree(
-        inside_logprobs.verified, SEED, drafts_right_for(*correct), temperatures, tops, ids
-    )
+    # min_p 1 leaves the argmax alone at any temperature
+    given = [{"temperature": temperature, "min_p": 1.0 if temperature else 0.0} for temperature in temperatures]
+    told: list[dict[str, Any]] = tree(inside_logprobs.verified, SEED, drafts_right_for(*correct), given, tops, ids)
     return told
 
 

@@ -82,6 +82,14 @@ def test_the_algorithm_that_still_has_no_logprobs_refuses_by_its_own_name(patche
     assert patched(inside_requests.queued, "DSPARK", {"max_new_tokens": 4})["aborted"] is None
 
 
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"])
+def test_what_dflash_would_apply_wrongly_is_refused_by_name(name: str, patched: Tree, stock: Tree) -> None:
+    asked = {"max_new_tokens": 4, "sampling": {name: 2}}
+    assert patched(inside_requests.queued, "DFLASH", asked)["aborted"].endswith(f"does not support {name}.")
+    assert stock(inside_requests.queued, "DFLASH", asked)["aborted"] is None
+    assert patched(inside_requests.queued, "NONE", asked)["aborted"] is None
+
+
 def test_what_dflash_does_not_serve_is_still_refused(patched: Tree) -> None:
     asked = {"max_new_tokens": 4, "return_hidden_states": True}
     refusal = patched(inside_requests.queued, "DFLASH", asked)["aborted"]

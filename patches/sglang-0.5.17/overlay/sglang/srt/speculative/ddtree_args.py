@@ -6,13 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree_build import node_count
+from sglang.srt.speculative.ddtree_sampling import PLAIN, asked_budget
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.server_args import ServerArgs
-
-GREEDY_TOP_K = 1
-"""What SGLang's sampling parameters make of temperature 0."""
 
 
 def handle_ddtree(server_args: ServerArgs) -> None:
@@ -115,16 +113,25 @@ def unsupported_runner(runner: Any) -> list[str]:
     return [what for what, there in found.items() if there]
 
 
-def refused_request(req: Req) -> str | None:
-    """Why a request is answered with 400, or None. Greedy, unconstrained text is what the tree verifies exactly."""
+def path_dependent(req: Req) -> list[str]:
+    """The parameters of a request whose effect on a token depends on the tokens before it, by name: a verify would have
+    to apply them node by node."""
     params = req.sampling_params
     found = {
-        "temperature above 0": params.top_k != GREEDY_TOP_K,
         "frequency_penalty": params.frequency_penalty != 0.0,
         "presence_penalty": params.presence_penalty != 0.0,
         "repetition_penalty": params.repetition_penalty != 1.0,
         "min_new_tokens": params.min_new_tokens > 0,
-        "logit_bias": bool(params.logit_bias),
+    }
+    return [name for name, there in found.items() if there]
+
+
+def refused_request(req: Req) -> str | None:
+    """Why a request is answered with 400, or None."""
+    params = req.sampling_params
+    budget = asked_budget(req)
+    found = {
+        f"custom_params {PLAIN} other than 0": budget is not None and (type(budget) is not int or budget != 0),
         "json_schema": params.json_schema is not None,
         "regex": params.regex is not None,
         "ebnf": params.ebnf is not None,
@@ -134,7 +141,7 @@ def refused_request(req: Req) -> str | None:
         "return_sampling_mask": bool(req.return_sampling_mask),
         "input embeddings": req.input_embeds is not None or req.positional_embed_overrides is not None,
     }
-    asked = [name for name, there in found.items() if there]
+    asked = [*path_dependent(req), *(name for name, there in found.items() if there)]
     return f"DDTREE speculative decoding does not support {', '.join(asked)} yet." if asked else None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.speculative.ddtree_args import GREEDY_TOP_K
+from sglang.srt.speculative.ddtree_args import path_dependent
 from sglang.srt.speculative.ddtree_build import DraftTrees
 from sglang.srt.speculative.ddtree_mask import cells_of, read_mask
 from sglang.srt.speculative.ddtree_verify import Accepted, check_accepted
@@ -38,8 +38,8 @@ class Checks:
         A refused request may be here: it is queued to be ended by its prefill's result, and under overlap the step
         after that prefill is launched before the result is looked at. Nobody is sent what that step makes of it.
         """
-        if any(not _ends(req) and req.sampling_params.top_k != GREEDY_TOP_K for req in batch.reqs):
-            raise RuntimeError("DDTREE: a sampled request reached the verify")
+        if any(path_dependent(req) and not _ends(req) for req in batch.reqs):
+            raise RuntimeError("DDTREE: a request with penalties reached the verify")
         if batch.has_grammar:
             raise RuntimeError("DDTREE: a request with a grammar reached the verify")
 

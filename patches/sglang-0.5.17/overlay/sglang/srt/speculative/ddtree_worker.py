@@ -23,6 +23,7 @@ from sglang.srt.speculative.ddtree_checks import Checks, check_graphs
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput, Executed, snapshot_lists
 from sglang.srt.speculative.ddtree_mask import mask_cells, write_mask
 from sglang.srt.speculative.ddtree_sampler import DDTreeDraftSampler
+from sglang.srt.speculative.ddtree_sampling import add_logit_bias, plain_rows, sampled_nodes
 from sglang.srt.speculative.ddtree_verify import PathMover, path_rows, walk
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from torch import Tensor
@@ -110,10 +111,16 @@ class DDTreeWorker(DFlashWorkerV2):
         self._checks.trees(trees, draft_input.bonus_tokens, verify_input, prefix_lens)
         logits_output, can_run_cuda_graph = self._target_verify(batch, draft_input, verify_input, slots)
 
-        target_predict = torch.argmax(logits_output.next_token_logits, dim=-1).view(bs, self._width)
-        accepted = walk(
-            trees.tokens, trees.next_token, trees.next_sibling, target_predict, block_size=int(self.block_size)
-        )
+        logits = logits_output.next_token_logits
+        add_logit_bias(logits, batch.sampling_info, self._width)
+        target_predict = sampled_nodes(
+            self.model_runner.sampler, logits, batch.sampling_info, verify_input.positions
+        ).view(bs, self._width)
+        next_token = trees.next_token
+        plain = plain_rows(batch.reqs, logits.device)
+        if plain is not None:
+            next_token = torch.where(plain.unsqueeze(1), -1, next_token)
+        accepted = walk(trees.tokens, next_token, trees.next_sibling, target_predict, block_size=int(self.block_size))
         self._checks.accepted(accepted, trees)
         new_seq_lens = prefix_lens + accepted.commit_lens.to(prefix_lens.dtype)
         if on_publish is not None:
