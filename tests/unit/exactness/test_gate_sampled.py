@@ -16,7 +16,7 @@ from ddtree_ops.exactness.wire import Entry
 from tests.unit.exactness.test_gate_engine import PAIR, TREE, engine
 from tests.unit.exactness.test_gate_engine import plan as engine_plan
 from tests.unit.exactness.test_gate_golden import IDENTITY
-from tests.unit.exactness.toy import Json, Toy
+from tests.unit.exactness.toy import VOCAB, Json, Toy
 
 Make = Callable[..., GatePlan]
 LAW = (0.5, 0.2, 0.15, 0.1, 0.05)
@@ -132,6 +132,29 @@ def test_a_server_without_positional_seeds_gives_no_verdict(toy: Toy, plan: Make
     recorded = golden.Golden(format=1, identity=IDENTITY, prompts={}, sampling=sameseed.VERSION, sampled={})
     verdict = run_gate(plan(methods=("same-seed",), golden=recorded))
     assert verdict.kind is Kind.INCONCLUSIVE and "no-seeds" in codes(verdict, "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [("DDTREE does not support frequency_penalty yet.", Kind.EXACT), ("out of memory", Kind.INCONCLUSIVE)],
+)
+def test_refused_penalties_are_said_and_other_refusals_are_trouble(
+    words: str, kind: Kind, toy: Toy, plan: Make
+) -> None:
+    def alter(kind: str, request: Json, reply: Json) -> Json | str:
+        penalised = kind == "generate" and "frequency_penalty" in request["sampling_params"]
+        return f"400 {words}" if penalised else reply
+
+    other = Toy()
+    other.info = {"vocab_size": VOCAB}
+    toy.alter = alter
+    try:
+        verdict = run_gate(plan(methods=("self-score", "same-seed"), baseline=other.url))
+    finally:
+        other.close()
+    assert verdict.kind is kind, "\n".join(verdict.lines())
+    assert ("penalties-refused" in codes(verdict, "note")) == (kind is Kind.EXACT)
+    assert kind is not Kind.EXACT or any(m.judged for m in verdict.methods if m.method == "same-seed")
 
 
 def test_a_golden_of_another_table_gives_no_verdict(plan: Make) -> None:

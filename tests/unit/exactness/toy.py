@@ -31,8 +31,8 @@ def ranked(ids: list[int]) -> tuple[int, int]:
 
 
 class Toy:
-    """``alter(kind, request, reply)`` may return another reply, raw bytes, "hang", "close" or an HTTP status as "400";
-    kind is server_info, model_info, tokenize, namespaces, generate or score. ``choose(ids, index, in_flight)`` picks
+    """``alter(kind, request, reply)`` may return another reply, raw bytes, "hang", "close" or an HTTP status as "400",
+    which may have words behind it; kind is server_info, model_info, tokenize, namespaces, generate or score. ``choose(ids, index, in_flight)`` picks
     output token ``index``.
     """
 
@@ -177,7 +177,9 @@ class Toy:
                     self.close_connection = True
                     return
                 if isinstance(altered, str):
-                    status, altered = int(altered), {"error": {"message": "does not support return_logprob yet"}}
+                    code, _, words = altered.partition(" ")
+                    status = int(code)
+                    altered = {"error": {"message": words or "does not support return_logprob yet"}}
                 body = altered if isinstance(altered, bytes) else json.dumps(altered).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
