@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from . import branching, churn, drawn, faulty, hostile, scoring, tokens
+from . import branching, churn, drawn, faulty, hostile, scoring, speed, tokens
 from .lab import Lab, Spec
 from .trees import FAULTS, Trees
 
@@ -45,6 +45,18 @@ FAULTY = (
     *(_tree(f"stopped-{name}", 16, 4, faults=(name,), starts=False) for name in STOPPED),
 )
 
+_LARGE = (
+    *("--mem-fraction-static", "0.8", "--max-running-requests", "64"),
+    *("--cuda-graph-bs-decode", "1", "2", "4", "8", "16", "32", "64"),
+)
+FAST = (
+    Spec("fast-ar", dtype="bfloat16", slots=40000, more=_LARGE),
+    Spec("fast-chain", "dflash", "bfloat16", slots=40000, more=_LARGE),
+    _tree("fast-tree-8-4", 8, 4, "bfloat16", slots=40000, more=_LARGE),
+    _tree("fast-tree-16-4", 16, 4, "bfloat16", slots=40000, more=_LARGE),
+)
+"""For the padded pair (benchmarks/gpu/pad)."""
+
 SPECS = {
     spec.name: spec
     for spec in (
@@ -62,9 +74,10 @@ SPECS = {
         Spec("dflash-bf16-stock", "dflash", "bfloat16", stock=True, tokenizer=False),
         *TREES,
         *FAULTY,
+        *FAST,
     )
 }
-CHAINS = tuple(name for name, spec in SPECS.items() if spec.algorithm != "ddtree")
+CHAINS = tuple(n for n, spec in SPECS.items() if spec.algorithm != "ddtree" and not n.startswith("fast-"))
 CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-7-1-kv-canary", "tree-4-2")
 #: selection -> the servers that it asks
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -107,6 +120,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "load": ("dflash-fp32", "dflash-fp32-eager", "ar-bf16", "dflash-bf16", "tree-16-4"),
     "requests": ("ar-fp32", "dflash-fp32", "ar-bf16", "dflash-bf16", "tree-16-4"),
     "fatal": ("ar-bf16-stock", "dflash-bf16-stock"),
+    "speed": tuple(spec.name for spec in FAST),
+    "traces": tuple(spec.name for spec in FAST),
     "deploy": (),
 }
 
@@ -157,6 +172,8 @@ def plan(
         "sampled": lambda: drawn.run_sampled(lab, held, there("sampled"), concurrency),
         "logprobs": lambda: scoring.run_logprobs(lab, held, there("logprobs")),
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
+        "speed": lambda: speed.run_speed(lab, held, there("speed")),
+        "traces": lambda: speed.run_traces(lab, held, there("traces")),
         "noise": lambda: tokens.run_noise(lab, held, there("noise"), "ar-bf16", (8, 32)),
         "gate": lambda: judged.run_gate_selection(lab, held, gate, "ar-fp32"),
         "load": lambda: hostile.run_load(lab, held, there("load")),

@@ -32,8 +32,8 @@ def ranked(ids: list[int]) -> tuple[int, int]:
 
 class Toy:
     """``alter(kind, request, reply)`` may return another reply, raw bytes, "hang", "close" or an HTTP status as "400",
-    which may have words behind it; kind is server_info, model_info, tokenize, namespaces, generate or score. ``choose(ids, index, in_flight)`` picks
-    output token ``index``.
+    which may have words behind it; kind is server_info, model_info, tokenize, namespaces, generate or score.
+    ``choose(ids, index, in_flight)`` picks output token ``index``.
     """
 
     def __init__(self) -> None:

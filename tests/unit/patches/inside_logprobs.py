@@ -5,10 +5,13 @@ The two models are given (their logits, the drafter's tokens); all between them 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from array import array
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -56,24 +59,35 @@ def _batch(asked: dict[str, Any], given: list[dict[str, Any]]) -> Any:
     )
 
 
+def _block(**out: Any) -> None:
+    """What the Triton kernel writes (kernels/ops/speculative/dflash.py)."""
+    offsets = torch.arange(BLOCK)
+    out["block_ids_out"].fill_(out["mask_token_id"])
+    out["block_ids_out"][:, 0] = out["bonus_tokens"]
+    out["positions_out"].copy_(out["prefix_lens"][:, None] + offsets)
+    out["cache_loc_out"].copy_(out["req_pool_indices"][:, None] * 100 + out["prefix_lens"][:, None] + offsets)
+
+
+@contextlib.contextmanager
+def _without_kernels() -> Iterator[None]:
+    """The preparation of block and verify given, for as long as one step takes: other tests run the real ones."""
+    from sglang.srt.speculative import dflash_worker_v2
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+    with (
+        mock.patch.object(dflash_worker_v2, "_prepare_dflash_draft_block_unchecked", _block),
+        mock.patch.object(DFlashVerifyInput, "prepare_for_verify", lambda self, batch, target_worker: (None, False)),
+    ):
+        yield
+
+
 def _worker(target: torch.Tensor, drafts: torch.Tensor) -> Any:
     """The worker after an ``__init__`` that loaded nothing: both models answer with what is given."""
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.speculative import dflash_worker_v2
-    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
     rows = drafts.numel() // (BLOCK - 1) * BLOCK
 
-    def block(**out: Any) -> None:
-        """What the Triton kernel writes (kernels/ops/speculative/dflash.py)."""
-        offsets = torch.arange(BLOCK)
-        out["block_ids_out"].fill_(out["mask_token_id"])
-        out["block_ids_out"][:, 0] = out["bonus_tokens"]
-        out["positions_out"].copy_(out["prefix_lens"][:, None] + offsets)
-        out["cache_loc_out"].copy_(out["req_pool_indices"][:, None] * 100 + out["prefix_lens"][:, None] + offsets)
-
-    dflash_worker_v2._prepare_dflash_draft_block_unchecked = block
-    DFlashVerifyInput.prepare_for_verify = lambda self, batch, target_worker: (None, False)
     answer = LogitsProcessorOutput(next_token_logits=target.clone(), hidden_states=torch.zeros(rows, WIDTH))
     draft = SimpleNamespace(hidden_states=torch.zeros(rows, WIDTH))
     worker = object.__new__(dflash_worker_v2.DFlashWorkerV2)
@@ -157,7 +171,7 @@ def verified(
     """One verify of these drafts against `logits`, handed to one request each with the sampling parameters ``given``;
     what each request then holds."""
     asked = {"top_logprobs_nums": tops, "token_ids_logprobs": ids}
-    with configured(sampling_backend="pytorch"), torch.inference_mode():
+    with configured(sampling_backend="pytorch"), torch.inference_mode(), _without_kernels():
         batch = _batch(asked, given)
         result = _worker(logits(seed, len(drafts)), torch.tensor(drafts)).forward_batch_generation(batch)
         batch.reqs = _requests(asked, len(drafts))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gpu.kit.branching import REFERENCE_ROWS, reference_commit_lengths
 from tests.gpu.kit.lab import REFERENCE_FAULTS
-from tests.gpu.kit.selections import NEEDS, PLANTED, SPECS, STOPPED, needed
+from tests.gpu.kit.selections import NEEDS, PLANTED, SAMPLED, SPECS, STOPPED, needed
 from tests.gpu.kit.trees import Trees
 
 
@@ -20,8 +20,8 @@ def test_the_reference_engines_commit_lengths_are_read() -> None:
 
 
 def test_every_fault_has_a_server_and_the_reference_engine_one_like_it() -> None:
-    assert len(PLANTED) == 10
-    assert set(PLANTED) == set(REFERENCE_FAULTS)
+    assert (len(PLANTED), len(SAMPLED)) == (10, 5)
+    assert {*PLANTED, *SAMPLED} == set(REFERENCE_FAULTS)
     assert {name for name in NEEDS["faults"] if name.startswith("fault-")} == {f"fault-{name}" for name in PLANTED}
     for name in STOPPED:
         assert SPECS[f"stopped-{name}"].faults == (name,) and not SPECS[f"stopped-{name}"].starts
