@@ -30,7 +30,8 @@ from typing import Any
 PRODUCTS = ("nvjet", "gemm", "cutlass", "cublas", "splitKreduce")
 ATTENTION = ("_fwd_kernel", "_fwd_grouped_kernel", "decode_att", "extend_attention", "_fwd_kernel_stage")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-"""Runtime calls that return when the device is done. ``cudaEventQuery`` and asynchronous copies do not wait."""
+"""Runtime calls that return when the device is done. ``cudaEventQuery`` and asynchronous copies do not wait; the
+profiler itself ends with one ``cudaDeviceSynchronize``."""
 
 Event = dict[str, Any]
 
@@ -79,7 +80,8 @@ def parts(events: list[Event]) -> Parts:
     for graph in targets:
         for event in graph:
             names[event["name"]] += event["dur"] / len(targets) / 1000
-    waits = [e for e in events if e.get("cat") == "cuda_runtime" and e["name"] in WAITS and first <= _begin(e) < last]
+    waits = [e for e in events if e.get("cat") == "cuda_runtime" and e["name"] in WAITS]
+    own = 1 if sum(e["name"] == "cudaDeviceSynchronize" for e in waits) == 1 else 0
     return Parts(
         steps=steps,
         step=step / 1000,
@@ -89,7 +91,7 @@ def parts(events: list[Event]) -> Parts:
         build=None if draft is None or whole is None else (whole - draft) / 1000,
         commit=outside / 1000,
         idle=max(0.0, step - verify - (whole or 0.0) - outside) / 1000,
-        waits=len(waits) / steps,
+        waits=(len(waits) - own) / len(targets),
         kernels=dict(sorted(names.items(), key=lambda item: -item[1])[:8]),
     )
 
