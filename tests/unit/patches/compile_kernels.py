@@ -1,4 +1,6 @@
-"""A program: compiles DDTREE's Triton kernels for one GPU that is not there, and prints the sizes of what came out.
+"""A program: compiles DDTREE's Triton kernels for one GPU that is not there.
+
+Prints a line each: kernel, bytes of machine code, bytes of shared memory.
 
 usage: python compile_kernels.py OVERLAY SM        without SGLang; Triton and torch importable
 """
@@ -25,8 +27,11 @@ def module(overlay: Path, name: str) -> ModuleType:
     return made
 
 
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, int], sm: int) -> int:
-    """Bytes of the machine code."""
+SHAPES = ((64, "bf16"), (256, "bf16"), (128, "fp32"))
+"""(head size, type) of the attention, which takes a quarter of a minute to compile."""
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], sm: int, **options: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -36,20 +41,43 @@ def compiled(kernel: Any, types: dict[str, str], constants: dict[str, int], sm: 
         signature={**types, **dict.fromkeys(constants, "constexpr")},
         constexprs={(names.index(name),): value for name, value in constants.items()},
     )
-    return len(compile(source, target=GPUTarget("cuda", sm, 32)).asm["cubin"])
+    made = compile(source, target=GPUTarget("cuda", sm, 32), options=options)
+    print(kernel.fn.__name__, len(made.asm["cubin"]), made.metadata.shared)
 
 
 def main(overlay: Path, sm: int) -> None:
     from triton import next_power_of_2
 
     mask, verify = module(overlay, "ddtree_mask"), module(overlay, "ddtree_verify")
+    attention = module(overlay, "ddtree_attention")
     pointers = {"mask_ptr": "*u8", "parents_ptr": "*i64", "seq_lens_ptr": "*i64"}
     for width, levels in WIDTHS:
         constants = {"LEVELS": levels, "BLOCK_W": next_power_of_2(width), "BLOCK_BS": 8}
-        print(compiled(mask._write_cells, {**pointers, "parents_stride": "i32", "width": "i32"}, constants, sm))
+        compiled(mask._write_cells, {**pointers, "parents_stride": "i32", "width": "i32"}, constants, sm)
     pointers = {"data_ptrs": "*u64", "row_bytes_ptr": "*i64", "slots_ptr": "*i64", "path_ptr": "*i64"}
     types = {**pointers, "commit_lens_ptr": "*i32", "slots_stride": "i32", "path_stride": "i32"}
-    print(compiled(verify._move_path, types, {"TILE": verify.TILE_BYTES}, sm))
+    compiled(verify._move_path, types, {"TILE": verify.TILE_BYTES}, sm)
+    for head_dim, name in SHAPES:
+        attend(attention, WIDTHS[-1][0], head_dim, name, sm)
+
+
+def attend(attention: ModuleType, width: int, head_dim: int, name: str, sm: int) -> None:
+    """Four query heads a KV head, under a mask, with capped scores: the most that the kernel does."""
+    from triton import next_power_of_2
+
+    tiles = attention.tiles_of(4 * width, head_dim, 2 if name == "bf16" else 4)
+    tensors = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "pool_k_ptr", "pool_v_ptr"), f"*{name}")
+    results = {"out_ptr": "*fp32", "log_sum_ptr": "*fp32"}
+    places = {"kv_indptr_ptr": "*i32", "kv_indices_ptr": "*i64", "mask_ptr": "*u8", "mask_indptr_ptr": "*i64"}
+    numbers = {"scale": "fp32", "cap": "fp32"}
+    strides = [f"{of}_{by}" for of in ("q", "k", "v", "pool_k", "pool_v") for by in ("row", "head")]
+    counts = dict.fromkeys([*strides, "width", "shares", "kv_heads"], "i32")
+    block = {"DIM": head_dim, "BLOCK_D": next_power_of_2(head_dim)}
+    constants = {"GROUP": 4, **block, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "MASKED": True, "CAPPED": True}
+    types = {**tensors, **results, **places, **numbers, **counts}
+    compiled(attention._partial, types, constants, sm, num_warps=tiles.warps, num_stages=tiles.stages)
+    types = {**results, "o_ptr": f"*{name}"} | dict.fromkeys(("o_row", "o_head", "width", "heads", "parts"), "i32")
+    compiled(attention._merge, types, {**block, "PARTS": 32}, sm, num_warps=1)
 
 
 if __name__ == "__main__":

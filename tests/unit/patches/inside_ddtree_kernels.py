@@ -107,6 +107,48 @@ def refused_buffer() -> None:
     PathMover([torch.zeros(4, 6, 3).transpose(1, 2)])
 
 
+def split_apart(
+    seed: int, width: int, prefixes: list[int], heads: int, kv_heads: int, dim: int, shares: int, more: dict[str, Any]
+) -> float:
+    """How far ddtree_attention is from dense attention. more: ``masked`` (default: True), ``cap``, ``half``."""
+    from sglang.srt.speculative.ddtree_attention import split_attention
+    from sglang.srt.speculative.ddtree_mask import cells_of, mask_cells, write_mask
+
+    bs, generator = len(prefixes), torch.Generator().manual_seed(seed)
+    # the interpreter multiplies bfloat16 as if it were integers
+    dtype = torch.float16 if more.get("half") else torch.float32
+    parents, lens = _trees(seed, bs, width, 50).parents, torch.tensor(prefixes)
+    mask = torch.zeros(mask_cells(bs, width, sum(prefixes)), dtype=torch.uint8)
+    write_mask(mask, parents, lens, LEVELS)
+
+    def drawn(rows: int, of: int) -> torch.Tensor:
+        return torch.randn(rows, of, dim, generator=generator).to(dtype)
+
+    q, k, v = drawn(bs * width, heads), drawn(bs * width, kv_heads), drawn(bs * width, kv_heads)
+    pool_k, pool_v = drawn(sum(prefixes) + 9, kv_heads), drawn(sum(prefixes) + 9, kv_heads)
+    slots = torch.randperm(sum(prefixes) + 9, generator=generator)[: sum(prefixes)]
+    indptr = torch.cat((torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()))
+    mask_indptr = torch.cat((torch.zeros(1, dtype=torch.int64), (width * (lens + width)).cumsum(0)))
+    masked, cap = more.get("masked", True), more.get("cap", 0.0)
+    out = torch.full_like(q, 7.0)
+    masks = (mask, mask_indptr) if masked else (None, None)
+    split_attention(q, k, v, out, pool_k, pool_v, indptr, slots, *masks, width, dim**-0.5, cap, shares)
+    cells = cells_of(parents, LEVELS) if masked else torch.ones(bs, width, width, dtype=torch.bool)
+    apart = 0.0
+    for i, prefix in enumerate(prefixes):
+        rows, own = slice(i * width, (i + 1) * width), slots[int(indptr[i]) : int(indptr[i + 1])]
+        keys, values = (
+            torch.cat((pool[own], new[rows])).float().repeat_interleave(heads // kv_heads, 1)
+            for pool, new in ((pool_k, k), (pool_v, v))
+        )
+        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), keys) * dim**-0.5
+        scores = cap * (scores / cap).tanh() if cap else scores
+        seen = torch.cat((torch.ones(width, prefix).bool(), cells[i]), dim=1)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        apart = max(apart, float((torch.einsum("hqk,khd->qhd", weights, values) - out[rows].float()).abs().max()))
+    return apart
+
+
 def attention_apart(seed: int, width: int, prefixes: list[int]) -> dict[str, float]:
     """Of SGLang's extend attention under a written mask: the distance from dense attention under the trees, and how far
     causal attention would be from it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -24,18 +26,23 @@ def decoded(
     tokens: int,
     fault: str | None = None,
     sampling: list[dict[str, Any]] | None = None,
+    split: bool = False,
 ) -> dict[str, Any]:
     """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
 
     {"wrong": first difference from AR's text, the pool, the appended features, or None, "commits": tokens a step and
     request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
     checks are then off, so that the fault goes as far as it does in service. sampling: each request's parameters
-    (default: greedy).
+    (default: greedy). split: with 18-ddtree-split-prefix's attention.
     """
     restore = plant(fault) if fault else lambda: None
     given = sampling or [{"temperature": 0.0}] * len(prompts)
     try:
-        with configured(**Setting(**setting).arguments(), sampling_backend="pytorch"), torch.inference_mode():
+        with (
+            configured(**Setting(**setting).arguments(), sampling_backend="pytorch"),
+            torch.inference_mode(),
+            mock.patch.dict(os.environ, {"SGLANG_DDTREE_SPLIT_PREFIX": "1"} if split else {}),
+        ):
             return _decode(Setting(**setting), prompts, tokens, fault is None, given)
     finally:
         restore()

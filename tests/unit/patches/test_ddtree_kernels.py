@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from . import inside_ddtree_kernels
@@ -31,6 +33,29 @@ def test_the_accepted_paths_kv_comes_to_the_front(latent: bool, interpreted: Tre
 def test_rows_that_are_no_rows_are_refused(interpreted: Tree) -> None:
     with pytest.raises(RaisedThereError, match="DDTREE moves whole rows of KV"):
         interpreted(inside_ddtree_kernels.refused_buffer)
+
+
+SPLIT: list[tuple[Any, ...]] = [
+    # width, prefixes, heads, KV heads, head size, shares, more
+    (9, [7, 70], 2, 1, 16, 3, {}),
+    # no prefix at all, and one of which the last shares are empty
+    (17, [0, 130], 4, 1, 16, 4, {}),
+    # rows beyond one tile, a head size that is no power of two
+    (65, [5], 4, 2, 24, 1, {}),
+    # more shares than keys; capped scores
+    (4, [200, 1], 2, 2, 16, 16, {"cap": 3.0}),
+    # a draft's block, whose tokens all see each other
+    (8, [33, 70], 4, 2, 16, 2, {"masked": False}),
+]
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_attention_with_the_prefix_split_is_dense_attention(case: tuple[Any, ...], interpreted: Tree) -> None:
+    assert interpreted(inside_ddtree_kernels.split_apart, 1, *case) < 2e-6
+
+
+def test_in_16_bits_it_is_as_near_as_they_are(interpreted: Tree) -> None:
+    assert interpreted(inside_ddtree_kernels.split_apart, 6, 9, [150], 8, 2, 32, 3, {"half": True}) < 2e-3
 
 
 @pytest.mark.parametrize("width", [9, 64, 65])

@@ -53,6 +53,20 @@ def test_each_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
     assert told["wrong"] is not None
 
 
+@pytest.mark.parametrize("graphs", [EAGER, CAPTURED])
+def test_with_the_prefix_split_the_text_is_the_targets(graphs: int, interpreted: Tree) -> None:
+    told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, graphs), [5, 40], 12, None, None, True)
+    assert told["wrong"] is None
+    assert max(told["commits"]) > 1
+
+
+@pytest.mark.parametrize("fault", ["mask-rows-by-block-size", "mask-offset-of-second-request", "mask-all-blocked"])
+def test_with_the_prefix_split_a_wrong_mask_is_seen(fault: str, interpreted: Tree) -> None:
+    patch = str(FAULTS / f"{fault}.patch")
+    told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, CAPTURED), [5, 11], 24, patch, None, True)
+    assert told["wrong"] is not None
+
+
 def test_what_only_leaves_out_the_canary_is_no_fault(interpreted: Tree) -> None:
     patch = str(FAULTS / "no-canary.patch")
     told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, CAPTURED), [5, 11], 8, patch)
