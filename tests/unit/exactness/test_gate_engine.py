@@ -54,7 +54,7 @@ def engine(*arguments: str) -> Iterator[str]:
         stderr=subprocess.STDOUT,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
     try:
