@@ -1,12 +1,15 @@
 """Shared by all tests: what a run leaves out is said at its end, with the reason and the way to run it.
 
-That holds for a run in one process and for one spread over workers (``-n``), where only the workers collect.
+That holds for a run in one process and for one spread over workers (``-n``), where only the workers collect. A worker
+takes file after file; tests marked ``alone`` come last, and while one runs no other worker runs anything.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ LONG = (
     "tests/unit/doctor/",
     "tests/unit/host/",
 )
+DOOR, HALL = CHECKOUT / "pyproject.toml", CHECKOUT / "tests" / "conftest.py"
 _counts: Counter[str] = Counter()
 
 
@@ -62,8 +66,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def rank(item: pytest.Item) -> int:
-    """The place of the item's file among those that workers take."""
+    """The place of the item's file, or of what is alone, among what workers take."""
+    if item.get_closest_marker("alone"):
+        return len(LONG) + 1
     return next((place for place, start in enumerate(LONG) if item.nodeid.startswith(start)), len(LONG))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("alone"):
+        item.add_marker(pytest.mark.xdist_group("alone"))
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """To a worker goes a whole file at a time, so that what a file makes once is made once; or what is in one group."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            group: str = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if group == nodeid else group
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of the test's time limit, which is not for waiting
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test of a worker shares the hall with the others' tests, or has it for itself.
+
+    Locks on two files that are here anyway. All go in by the door, so nobody who wants to be alone waits for ever.
+    """
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    how = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with DOOR.open() as door, HALL.open() as hall:
+        fcntl.flock(door, how)
+        fcntl.flock(hall, how)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(hall, fcntl.LOCK_UN)  # said, not left to the closing: a process that was forked has it open too
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

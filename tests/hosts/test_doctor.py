@@ -86,6 +86,7 @@ def test_a_known_death_in_the_journal_is_named(pair: Workspace, ct200: TestHost)
     assert "not built for this GPU" in report["findings"][0]["seen"]
 
 
+@pytest.mark.alone
 def test_tools_that_hang_and_flood_there(pair: Workspace, ct200: TestHost) -> None:
     """FAKE tools on a host meant for a GPU engine: it answers within the limit, and passes nothing by silence."""
     edit(pair, "ct200", gpus={"count": 8, "name": "x", "arch": "sm_120", "memory_gib": 96, "interconnect": "pcie"})

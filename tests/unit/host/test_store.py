@@ -192,6 +192,7 @@ def under_way(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     receiver.communicate()
 
 
+@pytest.mark.alone
 def test_the_receiver_of_a_dead_link_is_waited_for(under_way: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """It ends by itself after a silence, and its bytes count."""
     began = time.monotonic()
