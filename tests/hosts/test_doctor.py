@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from .harness import TestHost
-from .test_main_job import PORT, SERVICE, Workspace
+from .test_main_job import PORT, SERVICE, Workspace, with_short_gate
 
 #: What a test host has beside a real one: no time service of its own, and little memory for hosts of GPUs.
 OF_THE_HARNESS = {"clock-sync"}
@@ -22,7 +22,7 @@ def pair(ct200: TestHost, b300: TestHost, tmp_path: Path) -> Iterator[Workspace]
     """A workspace of both hosts: root on ct200, a user with sudo on b300."""
     for host in (ct200, b300):
         host.reset()
-    yield Workspace(tmp_path, {ct200: "root", b300: "deploy"})
+    yield with_short_gate(tmp_path, {ct200: "root", b300: "deploy"})
 
 
 def doctor(workspace: Workspace, host: str, *words: str, code: int = 0) -> dict[str, Any]:
