@@ -276,6 +276,8 @@ class TestHost:
             sh("ip", "addr", "add", f"{self.lab.net}.{self.index}.1/30", "dev", self.device)
             sh("ip", "-n", self.machine, "addr", "add", f"{self.address}/30", "dev", "eth0")
         sh("ip", "link", "set", self.device, "up")
+        # What asked for its address while the link was cut would answer "No route to host" to the first who comes now.
+        sh("ip", "neigh", "flush", "dev", self.device)
         # No default route inside: whatever is outside the pair answers "unreachable" at once.
         sh("ip", "-n", self.machine, "link", "set", "lo", "up")
         sh("ip", "-n", self.machine, "link", "set", "eth0", "up")

@@ -111,7 +111,7 @@ def with_short_gate(path: Path, users: dict[TestHost, str]) -> Workspace:
     lines = [json.dumps({"id": prompt.id, "text": prompt.text}) for prompt in builtin_prompts()[::2]]
     (path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     gate = {"max_new_tokens": 32, "prompts": "prompts.jsonl"}
-    workspace.profile("short", extends="tiny", extra_args=["--context-length", "512"], exactness=gate)
+    workspace.profile("short", extends="tiny", context_length=512, exactness=gate)
     return workspace
 
 
