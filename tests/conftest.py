@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +72,36 @@ def rank(item: pytest.Item) -> int:
     return next((place for place, start in enumerate(LONG) if item.nodeid.startswith(start)), len(LONG))
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("alone"):
-        item.add_marker(pytest.mark.xdist_group("alone"))
+def behind(collection: Sequence[str]) -> set[str]:
+    """The tests that stand behind the rest of their file, in the order that ``rank`` made."""
+    found, begun, last = set(), set(), ""
+    for nodeid in collection:
+        file = nodeid.partition("::")[0]
+        if file != last and file in begun:
+            found.add(nodeid)
+        else:
+            begun.add(file)
+            last = file
+    return found
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """To a worker goes a whole file at a time, so that what a file makes once is made once; or what is in one group."""
-    from xdist.scheduler import LoadGroupScheduling
+    """To a worker goes a whole file at a time, so that what a file makes once is made once; or all that is alone.
 
-    class ByFile(LoadGroupScheduling):
+    Not by xdist's own groups: they are lost where pytest keeps a test's name otherwise than xdist thinks (9.2).
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        alone: frozenset[str] = frozenset()
+
+        def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
+            self.alone = frozenset(behind(collection))
+            super().add_node_collection(node, collection)
+
         def _split_scope(self, nodeid: str) -> str:
-            group: str = super()._split_scope(nodeid)
-            return nodeid.partition("::")[0] if group == nodeid else group
+            return "alone" if nodeid in self.alone else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 

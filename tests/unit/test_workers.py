@@ -12,13 +12,13 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 MANY = """
-import pathlib, pytest, time
+import os, pathlib, pytest, time
 
 log = pathlib.Path(__file__).parent / "log"
 
 def note(word):
     with log.open("a") as file:
-        file.write(word + "\\n")
+        file.write(f"{word} {os.environ.get('PYTEST_XDIST_WORKER', 'alone')}\\n")
 
 @pytest.mark.parametrize("n", range(COUNT))
 def test_shares(n):
@@ -74,8 +74,10 @@ def test_what_is_left_out_is_counted_once_and_pytests_summary_is_last(checkout: 
 
 def test_nothing_runs_beside_a_test_that_is_alone(checkout: Path) -> None:
     run(checkout, "-n", "2")
-    log = (checkout / "tests" / "log").read_text().splitlines()
+    lines = (checkout / "tests" / "log").read_text().splitlines()
+    log = [line.rpartition(" ")[0] for line in lines]
     assert log.count("alone begins") == 2 and "not left out" not in log
+    assert len({line for line in lines if line.startswith("alone begins")}) == 1, "one worker takes all that is alone"
     inside = most = 0
     for word, after in zip(log, [*log[1:], ""], strict=True):
         inside += {"begins": 1, "ends": -1}[word.split()[1]]
