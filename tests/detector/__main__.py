@@ -25,8 +25,6 @@ from tests.detector.run import Case, engine, profile, record_counts, record_toke
 COUNTED = (Shape(8, 4), TREE)
 """Where healthy runs are held against verify counts; each costs a run that records them."""
 GREEDY = ("self-score", "golden")
-QUICK_CONTEXT = 512
-"""Tokens: the gate tries the context's limit at every load, and at the pair's own 2,048 that is most of its work."""
 QUICK_FAULTS = (
     Fault.MASK_ROWS_BY_BLOCK_SIZE,
     Fault.LENIENT_ACCEPTANCE,
@@ -75,10 +73,10 @@ def full() -> Iterator[Job]:
 def quick() -> Iterator[Job]:
     """What `make test` has time for."""
     for fault in QUICK_FAULTS:
-        yield Job("faults", (Case(TREE, "float32", fault, methods(TREE, "float32"), 1, QUICK_CONTEXT),))
+        yield Job("faults", (Case(TREE, "float32", fault, methods(TREE, "float32"), 1),))
     for shape in (TREE, AR):
         for dtype in ("float32", "bfloat16"):
-            yield Job("healthy", (Case(shape, dtype, None, methods(shape, dtype), 1, QUICK_CONTEXT),))
+            yield Job("healthy", (Case(shape, dtype, None, methods(shape, dtype), 1),))
 
 
 def only(job: Job, pattern: str) -> Job:
@@ -106,7 +104,7 @@ def perform(job: Job, known: Sequence[Golden | None]) -> list[Outcome]:
     """A job's runs, one after the other."""
     found = []
     first = job.cases[0]
-    with engine(first.shape, first.dtype, first.fault, first.context) as url:
+    with engine(first.shape, first.dtype, first.fault) as url:
         for case, golden in zip(job.cases, known, strict=True):
             verdict = run(case, url, golden)
             found.append(outcome(job.section, case.fault or "", str(case.shape), case.batch, verdict))

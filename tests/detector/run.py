@@ -30,24 +30,20 @@ Prompts = Sequence[Prompt]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One run: on which engine, by which methods; ``batch`` names the prompts (0: the packaged set).
-
-    ``context``: tokens of the engine's context, None for the pair's own.
-    """
+    """One run: on which engine, by which methods; ``batch`` names the prompts (0: the packaged set)."""
 
     shape: Shape
     dtype: str
     fault: Fault | None = None
     methods: tuple[str, ...] = ()
     batch: int = 0
-    context: int | None = None
 
     def __str__(self) -> str:
         return f"{self.fault or 'healthy'} at {self.shape} {self.dtype} {'+'.join(self.methods)} batch {self.batch}"
 
 
 @contextmanager
-def engine(shape: Shape, dtype: str, fault: Fault | None = None, context: int | None = None) -> Iterator[str]:
+def engine(shape: Shape, dtype: str, fault: Fault | None = None) -> Iterator[str]:
     """The URL of an engine with the shipped pair."""
     arguments = ["--model-path", str(PAIR / "target"), "--dtype", dtype]
     if shape.drafts:
@@ -57,8 +53,6 @@ def engine(shape: Shape, dtype: str, fault: Fault | None = None, context: int | 
         arguments += ["--speculative-ddtree-budget", str(shape.budget), "--speculative-ddtree-topk", str(shape.topk)]
     if fault is not None:
         arguments += ["--fault", fault]
-    if context is not None:
-        arguments += ["--context-length", str(context)]
     with TemporaryDirectory() as folder:
         running = Engine(Path(folder, "log"), *arguments)
         try:
