@@ -9,6 +9,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH := torch==2.13.0+cpu
 # where PyTorch publishes its CPU builds; asked only when pip's own index does not have one
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# processes that the tests are spread over; many tests wait for something, so more than two cores' worth
+WORKERS ?= 3
 export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
@@ -20,7 +22,7 @@ demo: .venv-demo/ready
 
 test: .venv/ready lint
 	$(if $(HOSTS),tests/hosts/install-needs)
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest -n $(WORKERS)
 
 lint: .venv/ready
 	.venv/bin/ruff check .

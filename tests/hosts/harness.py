@@ -276,6 +276,8 @@ class TestHost:
             sh("ip", "addr", "add", f"{self.lab.net}.{self.index}.1/30", "dev", self.device)
             sh("ip", "-n", self.machine, "addr", "add", f"{self.address}/30", "dev", "eth0")
         sh("ip", "link", "set", self.device, "up")
+        # What asked for its address while the link was cut would answer "No route to host" to the first who comes now.
+        sh("ip", "neigh", "flush", "dev", self.device)
         # No default route inside: whatever is outside the pair answers "unreachable" at once.
         sh("ip", "-n", self.machine, "link", "set", "lo", "up")
         sh("ip", "-n", self.machine, "link", "set", "eth0", "up")
@@ -364,8 +366,11 @@ class Lab:
 
 
 @contextlib.contextmanager
-def laboratory() -> Iterator[Lab]:
-    """A slot of one's own for the length of the block. Raises HarnessError when something it needs is missing."""
+def laboratory(slots: Sequence[int] = SLOTS) -> Iterator[Lab]:
+    """A slot of one's own for the length of the block, the first of ``slots`` that is free.
+
+    Raises HarnessError when something it needs is missing.
+    """
     if os.geteuid() != 0:
         raise HarnessError("test hosts need root (mounts, network namespaces)")
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
@@ -374,7 +379,7 @@ def laboratory() -> Iterator[Lab]:
     STATE.mkdir(mode=0o700, parents=True, exist_ok=True)
     if STATE.is_symlink() or STATE.stat().st_uid != 0:
         raise HarnessError(f"{STATE} is not root's own directory")
-    for slot in SLOTS:
+    for slot in slots:
         lock = (STATE / f"slot{slot}.lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -387,4 +392,4 @@ def laboratory() -> Iterator[Lab]:
         finally:
             lab.close()
         return
-    raise HarnessError(f"all {len(SLOTS)} slots of {STATE} are in use")
+    raise HarnessError(f"all {len(slots)} slots of {STATE} are in use")

@@ -14,7 +14,7 @@ import pytest
 
 from .harness import TestHost
 from .machine import wait_for
-from .test_main_job import SERVICE, Workspace, server_info
+from .test_main_job import SERVICE, Workspace, server_info, with_short_gate
 
 LEASE_S = 60
 
@@ -23,7 +23,7 @@ LEASE_S = 60
 def deployed(ct200: TestHost, tmp_path: Path) -> Iterator[Workspace]:
     """8/4 runs and is proven."""
     ct200.reset()
-    workspace = Workspace(tmp_path, {ct200: "root"})
+    workspace = with_short_gate(tmp_path, {ct200: "root"})
     workspace.ddtree("deploy", "--host", "ct200", "--yes", "--no-snapshot")
     yield workspace
     ct200.uncut()

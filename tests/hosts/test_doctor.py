@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from .harness import TestHost
-from .test_main_job import PORT, SERVICE, Workspace
+from .test_main_job import PORT, SERVICE, Workspace, with_short_gate
 
 #: What a test host has beside a real one: no time service of its own, and little memory for hosts of GPUs.
 OF_THE_HARNESS = {"clock-sync"}
@@ -22,7 +22,7 @@ def pair(ct200: TestHost, b300: TestHost, tmp_path: Path) -> Iterator[Workspace]
     """A workspace of both hosts: root on ct200, a user with sudo on b300."""
     for host in (ct200, b300):
         host.reset()
-    yield Workspace(tmp_path, {ct200: "root", b300: "deploy"})
+    yield with_short_gate(tmp_path, {ct200: "root", b300: "deploy"})
 
 
 def doctor(workspace: Workspace, host: str, *words: str, code: int = 0) -> dict[str, Any]:
@@ -86,6 +86,7 @@ def test_a_known_death_in_the_journal_is_named(pair: Workspace, ct200: TestHost)
     assert "not built for this GPU" in report["findings"][0]["seen"]
 
 
+@pytest.mark.alone
 def test_tools_that_hang_and_flood_there(pair: Workspace, ct200: TestHost) -> None:
     """FAKE tools on a host meant for a GPU engine: it answers within the limit, and passes nothing by silence."""
     edit(pair, "ct200", gpus={"count": 8, "name": "x", "arch": "sm_120", "memory_gib": 96, "interconnect": "pcie"})

@@ -1,6 +1,8 @@
 """The main job on real hosts, through the CLI as a user types it: deploy, verify-exactness, snapshot, rollback.
 
-The workspace is the packaged one; address, host key, user, engine base and port are all that changes.
+The workspace is the packaged one; address, host key, user, engine base and port are all that changes. The job from
+nothing to rollback has the packaged gate too; the other tests here, and those in other files of what a deploy does
+besides, have a short one.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from ddtree_ops.exactness import builtin_prompts
 
 from .harness import TestHost
 
@@ -96,6 +100,19 @@ class Workspace:
         (self.path / "inventories" / "profiles" / f"{name}.yaml").write_text(yaml.safe_dump(keys))
         self.git("add", "-A")
         self.git("commit", "-qm", f"Profile {name}")
+
+
+def with_short_gate(path: Path, users: dict[TestHost, str]) -> Workspace:
+    """A workspace whose gate judges every second packaged prompt, over half as many tokens.
+
+    The context is a quarter of the pair's own: the gate tries its limit at every load, most of its work otherwise.
+    """
+    workspace = Workspace(path, users, base="short")
+    lines = [json.dumps({"id": prompt.id, "text": prompt.text}) for prompt in builtin_prompts()[::2]]
+    (path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
+    gate = {"max_new_tokens": 32, "prompts": "prompts.jsonl"}
+    workspace.profile("short", extends="tiny", context_length=512, exactness=gate)
+    return workspace
 
 
 @pytest.fixture
@@ -192,7 +209,7 @@ def test_two_hosts_from_nothing_to_rollback(fresh: tuple[TestHost, TestHost], tm
 def test_mask_fault_never_stays(fresh: tuple[TestHost, TestHost], tmp_path: Path) -> None:
     """The fault this project exists for: the gate says FAIL, the deploy goes back, the old tokens are served again."""
     ct200, b300 = fresh
-    workspace = Workspace(tmp_path, {ct200: "root", b300: "deploy"})
+    workspace = with_short_gate(tmp_path, {ct200: "root", b300: "deploy"})
     workspace.profile("faulty", extends="b8k4", extra_args=["--fault", FAULT])
 
     # a first deploy that fails leaves a host without the service, and the evidence
@@ -229,7 +246,7 @@ def test_mask_fault_never_stays(fresh: tuple[TestHost, TestHost], tmp_path: Path
 def test_adopt_keeps_a_hand_made_unit_byte_for_byte(fresh: tuple[TestHost, TestHost], tmp_path: Path) -> None:
     """A unit somebody wrote, with a drop-in, becomes generation 0; rollback --to 0 restores both."""
     ct200, _ = fresh
-    workspace = Workspace(tmp_path, {ct200: "root"})
+    workspace = with_short_gate(tmp_path, {ct200: "root"})
     path = f"/etc/systemd/system/{SERVICE}.service"
     unit = b"[Unit]\nDescription=by hand  \n\n[Service]\nExecStart=/bin/sleep infinity\n"
     unit += b"[Install]\nWantedBy=multi-user.target\n"

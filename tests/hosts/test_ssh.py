@@ -146,6 +146,7 @@ def test_many_commands_at_once_on_one_connection(ssh: Transport) -> None:
     assert results == [f"{n}\n".encode() for n in range(60)]
 
 
+@pytest.mark.alone
 def test_a_command_takes_milliseconds(testhost: TestHost) -> None:
     with connect(entry(testhost)) as transport:
         took = []
@@ -285,6 +286,7 @@ def server(testhost: TestHost) -> Iterator[TestHost]:
     testhost.sh("systemctl stop echo-server")
 
 
+@pytest.mark.alone
 def test_forward_carries_16_requests_at_once(ssh: Transport, server: TestHost) -> None:
     bodies = [os.urandom(200_000) for _ in range(16)]
     with ssh.forward(8123) as url, httpx.Client(base_url=url) as client, ThreadPoolExecutor(16) as pool:

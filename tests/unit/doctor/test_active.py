@@ -185,6 +185,7 @@ def test_two_ranks_reduce(run: Run) -> None:
 RANK = "import json, sys, time\nif '\"rank\": 1' in ' '.join(sys.orig_argv):\n    import torch.distributed as dist\n"
 
 
+@pytest.mark.alone
 def test_a_rank_that_hangs_is_named_with_its_size_and_ended(run: Run) -> None:
     began = time.monotonic()
     startup = f"{RANK}    dist.all_reduce = lambda data: time.sleep(600)\n"

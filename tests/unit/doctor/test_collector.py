@@ -178,6 +178,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_whatever_nvidia_smi_does_is_a_finding(host: Host, tmp_path: Path, kind: str) -> None:
     host.nvidia_smi(query=HOSTILE[kind].replace("XML", str(host.file("whole", smi_xml()))))

@@ -79,8 +79,15 @@ class Bench:
 
     def join(self, prompt: list[int], room: int, sampling: Sampling = GREEDY) -> tuple[Sequence, list[int]]:
         """A prefilled sequence and its output so far, one token."""
-        row = self.decoder.table.allocate(len(prompt) + room + self.width)
-        assert row is not None
-        sequence = Sequence(row, sampling=sampling)
-        self.decoder.prefill([Prompt(sequence, prompt, len(prompt) - 1, True)])
+        (sequence,) = self.join_all(prompt, room, [sampling])
         return sequence, [sequence.bonus]
+
+    def join_all(self, prompt: list[int], room: int, asked: list[Sampling]) -> list[Sequence]:
+        """A sequence for each sampling, prefilled together."""
+        joined = []
+        for sampling in asked:
+            row = self.decoder.table.allocate(len(prompt) + room + self.width)
+            assert row is not None
+            joined.append(Sequence(row, sampling=sampling))
+        self.decoder.prefill([Prompt(sequence, prompt, len(prompt) - 1, True) for sequence in joined])
+        return joined

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def running(pair: Path, mode: str, fault: Fault | None) -> Iterator[Loop]:
     assert loop.scheduler.failure is None
 
 
+@cache
 def greedy(count: int) -> Scenario:
     """So many greedy requests at once."""
 
@@ -216,6 +218,7 @@ HARMLESS: list[tuple[Fault, str, Scenario]] = [
 ]
 
 
+@cache  # many faults are compared with the same healthy evidence; nobody writes into it
 def see(pair: Path, mode: str, fault: Fault | None, scenario: Scenario) -> Evidence:
     with running(pair, mode, fault) as loop:
         return scenario(loop)

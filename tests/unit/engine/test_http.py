@@ -289,6 +289,7 @@ def test_a_planted_fault_is_announced(start: Callable[..., Engine], pair: Path) 
     assert (info["fault"], info["served_model_name"]) == ("mask-rows-by-block-size", "bad")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_within_two_seconds_also_under_load(
     start: Callable[..., Engine], pair: Path, sign: signal.Signals

@@ -208,7 +208,7 @@ def deviation(pair: Path, mode: str, **extra: object) -> float:
     bench, judge = Bench.of(pair, mode, max_running_requests=60, **extra), Bench.of(pair, "AR")
     sampled, prompt, followers = Sampling(3.0, top_k=5, top_p=0.97), [4, 9, 2], dict[tuple[int, ...], Counter[int]]()
     for first in range(0, 2400, 60):
-        running = [bench.join(prompt, 12, replace(sampled, seed=first + i))[0] for i in range(60)]
+        running = bench.join_all(prompt, 12, [replace(sampled, seed=first + i) for i in range(60)])
         while any(len(sequence.output) < 3 for sequence in running):
             bench.decoder.step(running)
         for sequence in running:

@@ -277,6 +277,7 @@ def test_a_broken_server_is_inconclusive(toy: Toy, plan: Make, kind: str, after:
     assert Verdict.from_json(verdict.to_json()) == verdict
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("kind", "after"), [("server_info", 0), ("generate", 0), ("score", 0), ("score", 14)])
 def test_a_hanging_server_is_inconclusive_within_the_time_limit(toy: Toy, plan: Make, kind: str, after: int) -> None:
     toy.alter = on(kind, "hang", after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -32,10 +33,23 @@ class Refused(Exception):
         self.kind, self.message, self.error = error["kind"], error["message"], error
 
 
+# A service's port is given before anything listens there. These are below those that a system gives to connections
+# (from 32768 on), and each worker of a run has its own, from a place that differs between runs.
+SHARE = 2000
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
+_ports = itertools.cycle(range(SHARE))
+for _ in range(os.getpid() % SHARE):
+    next(_ports)
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port of this machine that nobody listens on. Raises OSError where all of this worker's are taken."""
+    for _ in range(SHARE):
+        port = 16_000 + WORKER * SHARE + next(_ports)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port")
 
 
 class Box:

@@ -135,13 +135,13 @@ def test_the_lease_runs_out_without_a_follower_and_is_kept_by_one(box: Box) -> N
 
 def test_the_lease_is_kept_on_a_full_disk(box: Box) -> None:
     """The follower may not write a byte to any file; renewing needs none."""
-    box.call("apply", plan=box.plan("txn-1", lease_s=1.5))
+    box.call("apply", plan=box.plan("txn-1", lease_s=4))
     follow = subprocess.Popen(
         ["prlimit", "--fsize=0", *box.cli("follow", "--txn", "txn-1")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert follow.stdin is not None
-    for _ in range(12):
-        time.sleep(0.3)
+    for _ in range(12):  # half as long again as the lease
+        time.sleep(0.5)
         follow.stdin.write(b".\n")
         follow.stdin.flush()
     assert box.steps("txn-1")[-1] == "gate begin"

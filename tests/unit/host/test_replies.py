@@ -64,6 +64,7 @@ def test_no_known_secret_and_no_control_character_is_left(text: str, secret: str
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in said)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "unit", ["x", "secret", "\x1b]", "eyJ-", "sk-", "hf_", "api_key=", "password ", "A1b", " ", "\x1b[", "Bearer "]
 )

@@ -141,15 +141,15 @@ def test_a_lie_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stream",
     [
-        b"",
-        b"no gzip",
-        gzip.compress(frame(SMALL))[:-1],
-        gzip.compress(frame(SMALL))[:-8] + bytes(8),
-        gzip.compress(b"../../etc/passwd 0 1\nx"),
-        gzip.compress(f"{sha(b'x')} -1 1\nx".encode()),
-        gzip.compress(f"{sha(b'x')} 0 999\nx".encode()),
-        gzip.compress(b"x" * 5000),
-        gzip.compress(f"{sha(b'x')}.part 0 1\nx".encode()),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"no gzip", id="no gzip"),
+        pytest.param(gzip.compress(frame(SMALL))[:-1], id="cut"),
+        pytest.param(gzip.compress(frame(SMALL))[:-8] + bytes(8), id="wrong checksum"),
+        pytest.param(gzip.compress(b"../../etc/passwd 0 1\nx"), id="a path for a name"),
+        pytest.param(gzip.compress(f"{sha(b'x')} -1 1\nx".encode()), id="begins before it begins"),
+        pytest.param(gzip.compress(f"{sha(b'x')} 0 999\nx".encode()), id="less than it says"),
+        pytest.param(gzip.compress(b"x" * 5000), id="a head without end"),
+        pytest.param(gzip.compress(f"{sha(b'x')}.part 0 1\nx".encode()), id="the name of a part"),
     ],
 )
 def test_a_damaged_stream_is_refused(tmp_path: Path, stream: bytes) -> None:
@@ -192,6 +192,7 @@ def under_way(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     receiver.communicate()
 
 
+@pytest.mark.alone
 def test_the_receiver_of_a_dead_link_is_waited_for(under_way: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """It ends by itself after a silence, and its bytes count."""
     began = time.monotonic()

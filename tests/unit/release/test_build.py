@@ -99,6 +99,7 @@ def test_any_change_of_what_goes_in_changes_the_id(tmp_path: Path, change: str) 
     assert build(Target("reference", "3.11", arch), cache=cache, package=package, lock=lock).id != before.id
 
 
+@pytest.mark.alone
 def test_what_was_built_is_answered_from_the_cache(tmp_path: Path) -> None:
     release = make(tmp_path)
     lock = lock_of(*Cache(tmp_path / "cache").wheels.iterdir())

@@ -80,6 +80,7 @@ def test_an_error_of_the_source_of_the_input_is_raised_and_ends_the_command(here
     assert not (tmp_path / "complete").exists()
 
 
+@pytest.mark.alone
 def test_a_timeout_kills_the_whole_group_and_says_what_was_said(here: Transport, tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(Failed, match=r"did not end within 0\.5 s") as caught:
