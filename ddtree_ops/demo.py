@@ -7,6 +7,7 @@ commit lengths of all six budget/topk pairs.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -20,15 +21,19 @@ from typing import Any
 
 import yaml
 
-from ddtree_ops import engine_pair
-from ddtree_ops.bench import Cell, load_held_out, measure
 from ddtree_ops.deploy import run
 from ddtree_ops.deploy.aftermath import Outcome
 from ddtree_ops.deploy.session import Options, open_session
 from ddtree_ops.deploy.ui import Ui
-from ddtree_ops.errors import Failed, RolledBack
+from ddtree_ops.errors import Failed, RolledBack, UsageError
 from ddtree_ops.exactness import Verdict
 from ddtree_ops.model import Deployment, Workspace, init_workspace, load_workspace, resolve
+from ddtree_ops.sweep.figures import repeat_of
+from ddtree_ops.sweep.grid import Load
+from ddtree_ops.sweep.load import Hung, drive
+from ddtree_ops.sweep.records import Repeat
+from ddtree_ops.sweep.wire import RequestFailed
+from ddtree_ops.sweep.workload import HELD_OUT, PromptSet, held_out
 
 SERVICE = "demo"
 PROFILES = ("ar", "chain", "b8k4")
@@ -41,11 +46,17 @@ MEASURE_LIMIT_S = 600
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One deployed profile: its gate's verdict and what was measured over HTTP."""
+    """One deployed profile: its gate's verdict and what was measured over HTTP; ``outputs``: token ids by prompt."""
 
     profile: str
     verdict: Verdict
-    cell: Cell
+    measured: Repeat
+    outputs: list[list[int]]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Mean commit length; without speculation a step is a token."""
+        return self.measured.accept_length or 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +76,7 @@ class DemoReport:
             [
                 row.profile,
                 str(row.verdict.kind),
-                f"{row.cell.tokens_per_step:.2f}",
+                f"{row.tokens_per_step:.2f}",
                 f"{self._unlike(row)} of {self.prompts}",
             ]
             for row in self.rows
@@ -88,10 +99,9 @@ class DemoReport:
             {
                 "profile": row.profile,
                 "verdict": row.verdict.to_json(),
-                "tokens_per_step": row.cell.tokens_per_step,
-                "tokens": row.cell.tokens,
-                "steps": row.cell.steps,
-                "seconds": row.cell.seconds,
+                "tokens_per_step": row.tokens_per_step,
+                "tokens": row.measured.tokens,
+                "seconds": row.measured.seconds,
                 "differ_from_ar": self._unlike(row),
             }
             for row in self.rows
@@ -106,37 +116,49 @@ class DemoReport:
         }
 
     def _unlike(self, row: Row) -> int:
-        return sum(a != b for a, b in zip(row.cell.outputs, self.rows[0].cell.outputs, strict=True))
+        return sum(a != b for a, b in zip(row.outputs, self.rows[0].outputs, strict=True))
 
 
 def run_demo(ui: Ui, prompts: int) -> DemoReport:
     """Do it all and take it down again. Raises Failed when anything is not as it must be, whatever the gate said."""
     started = time.monotonic()
-    held_out = load_held_out(engine_pair.HELD_OUT, count=prompts)
+    chosen = PromptSet(HELD_OUT, held_out(looping=False)[:prompts])
+    if len(chosen.prompts) < prompts:
+        raise UsageError(f"--prompts {prompts}", hint=f"the pair has {len(chosen.prompts)} that do not loop")
     rows: list[Row] = []
     release = ""
     with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as scratch, _workspace(Path(scratch)) as workspace:
         for profile in PROFILES:
-            outcome, cell = _deploy(resolve(workspace, "local", SERVICE, profile), held_out, ui)
+            outcome, measured, outputs = _deploy(resolve(workspace, "local", SERVICE, profile), chosen, ui)
             if outcome.verdict is None or outcome.release is None:
                 raise Failed(f"{profile}: the deploy ended without a verdict")
             release = outcome.release
-            rows.append(Row(profile, outcome.verdict, cell))
-            if cell.outputs != rows[0].cell.outputs:
+            rows.append(Row(profile, outcome.verdict, measured, outputs))
+            if outputs != rows[0].outputs:
                 raise Failed(f"{profile}: answers differ from AR's, and the gate said {outcome.verdict.kind}")
         refused = _refuse_fault(resolve(workspace, "local", SERVICE, "faulty"), ui)
-        shapes = _shapes(resolve(workspace, "local", SERVICE, PROFILES[-1]), release, held_out, Path(scratch), ui)
+        shapes = _shapes(resolve(workspace, "local", SERVICE, PROFILES[-1]), release, chosen, Path(scratch), ui)
     return DemoReport(release, time.monotonic() - started, prompts, tuple(rows), refused, shapes)
 
 
-def _deploy(deployment: Deployment, prompts: list[tuple[int, ...]], ui: Ui) -> tuple[Outcome, Cell]:
+def _deploy(deployment: Deployment, prompts: PromptSet, ui: Ui) -> tuple[Outcome, Repeat, list[list[int]]]:
     ui.step(f"-- {deployment.profile.name} --")
     with open_session(deployment) as session:
         plan, seen = session.plan(Options())
         outcome = run.deploy(session, plan, seen, ui)
         with session.transport.forward(deployment.service.port) as url:
-            cell = measure(url, prompts, concurrency=CONCURRENCY, max_new_tokens=MAX_NEW_TOKENS)
-    return outcome, cell
+            return outcome, *_measure(url, prompts)
+
+
+def _measure(url: str, prompts: PromptSet) -> tuple[Repeat, list[list[int]]]:
+    """Every prompt once, by the sweep's client: the figures and the token ids by prompt."""
+    load = Load(CONCURRENCY, prompts.name, MAX_NEW_TOKENS, len(prompts.prompts), 1)
+    try:
+        samples = asyncio.run(drive(url, prompts, load, limit_s=MEASURE_LIMIT_S))
+    except (RequestFailed, Hung) as error:
+        raise Failed(f"the demo's requests were not answered: {error}") from error
+    samples.sort(key=lambda sample: sample.prompt)
+    return repeat_of(samples, CONCURRENCY, None, closed=True), [one.answer.body["output_ids"] for one in samples]
 
 
 def _refuse_fault(deployment: Deployment, ui: Ui) -> str:
@@ -154,13 +176,11 @@ def _refuse_fault(deployment: Deployment, ui: Ui) -> str:
     raise Failed(f"an engine with {FAULT} passed the gate")
 
 
-def _shapes(
-    deployment: Deployment, release: str, prompts: list[tuple[int, ...]], scratch: Path, ui: Ui
-) -> dict[str, Any]:
+def _shapes(deployment: Deployment, release: str, prompts: PromptSet, scratch: Path, ui: Ui) -> dict[str, Any]:
     """Commit lengths of AR, chain and the six pairs, by the engine that the release holds."""
     ui.step("-- commit length of every shape, by the release's own engine --")
     file = scratch / "prompts.json"
-    file.write_text(json.dumps([{"prompt_ids": list(ids), "loops": False} for ids in prompts]))
+    file.write_text(json.dumps([{"prompt_ids": ids, "loops": False} for ids in prompts.prompts]))
     home = f"{deployment.host.root}/releases/{release}"
     argv = [f"{home}/venv/bin/python", "-m", "ddtree_ops.engine.measure", "--pair", f"{home}/share/pair", "--json"]
     argv += ["--prompts", str(file), "--concurrency", str(CONCURRENCY), "--max-new-tokens", str(MAX_NEW_TOKENS)]

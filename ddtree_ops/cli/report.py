@@ -24,6 +24,7 @@ def report(
     readme: Annotated[
         bool, typer.Option("--readme", help="Also put a short table into the workspace's README.md, between markers.")
     ] = False,
+    png: Annotated[bool, typer.Option("--png", help="Also write each chart as PNG; needs ddtree-ops[png].")] = False,
     workspace: WorkspaceOption = None,
     json_: JsonOption = False,
 ) -> int:
@@ -35,6 +36,7 @@ def report(
     """
     from ddtree_ops.report.compare import comparison
     from ddtree_ops.report.content import headline
+    from ddtree_ops.report.png import with_png
     from ddtree_ops.report.write import files_of, load_run, report_files, write
 
     screen = Screen(json_=json_)
@@ -47,15 +49,16 @@ def report(
         names = (folder.name, folder_b.name)
         files = files_of(comparison(records, records_b, names, (sha256, sha256_b)))
         place = output or folder / f"against-{folder_b.name}"
-    write(place, files)
+    made = with_png(files) if png else files
+    write(place, made)
     touched = other is None and _readme(workspace, readme, records, place)
     said = headline(records)
     if screen.json:
-        document = {"ok": True, "folder": str(place), "files": sorted(files), "headline": said, "sha256": sha256}
+        document = {"ok": True, "folder": str(place), "files": sorted(made), "headline": said, "sha256": sha256}
         screen.document({**document, "readme": touched})
         return 0
     screen.say(said)
-    screen.say(f"{len(files)} files in {place}" + (", README.md updated" if touched else ""))
+    screen.say(f"{len(made)} files in {place}" + (", README.md updated" if touched else ""))
     return 0
 
 

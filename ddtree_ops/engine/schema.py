@@ -24,6 +24,8 @@ _MAX_INT = (1 << 31) - 1
 _FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "extra_key", "stream"}) | frozenset(
     {"return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"}
 )
+#: What SGLang's own bench_serving sends with every request.
+_NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {"lora_path": (None,), "return_routed_experts": (None, False)}
 _SAMPLING_FIELDS = frozenset({"max_new_tokens", "stop_token_ids", "ignore_eos", "top_k", "sampling_seed"}) | frozenset(
     {"temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"}
 )
@@ -103,7 +105,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
 
 def parse_generate(body: dict[str, Any], limits: Limits) -> Call:
     """A checked call. Raises RequestError for the first thing that is wrong."""
-    _known(body, _FIELDS, {}, "")
+    _known(body, _FIELDS, _NEUTRAL_FIELDS, "")
     prompts, single, source = _prompts(body, limits)
     count = len(prompts)
     stream = _boolean(body.get("stream", False), "stream")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddtree_ops.errors import Failed, UsageError
@@ -40,19 +40,21 @@ def report_files(records: Sequence[Record], sha256: str) -> dict[str, str]:
     return files_of(report(records, sha256))
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    """Replace the files one by one, each as a whole; charts of an earlier report that are no more are removed.
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Replace the files one by one, each as a whole; charts of an earlier report that are no more are removed, with
+    the PNG beside them.
 
     Raises Failed when the disk does not take them.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.svg"):
-            if old.name not in files:
-                old.unlink()
-        for name, text in files.items():
+        for chart in folder.glob("*.svg"):
+            for old in (chart.with_suffix(".png"), chart):
+                if old.name not in files:
+                    old.unlink(missing_ok=True)
+        for name, content in files.items():
             part = folder / f".{name}.part"
-            part.write_text(text, encoding="utf-8")
+            part.write_bytes(content if isinstance(content, bytes) else content.encode())
             part.replace(folder / name)
     except OSError as error:
         raise Failed(f"{folder}: {error.strerror}; the report is not whole") from error

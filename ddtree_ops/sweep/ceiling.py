@@ -37,9 +37,9 @@ def ceilings(concurrency: Sequence[int], max_tokens: int) -> dict[int, tuple[flo
 
 
 @contextmanager
-def stub() -> Iterator[str]:
-    """The stub server in a process of its own; its URL."""
-    argv = [sys.executable, "-m", "ddtree_ops.sweep.stub"]
+def stub(step_ms: float = 0.0) -> Iterator[str]:
+    """The stub server in a process of its own; its URL. ``step_ms``: its pace, as fast as it can without."""
+    argv = [sys.executable, "-m", "ddtree_ops.sweep.stub", str(step_ms)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

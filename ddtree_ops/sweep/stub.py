@@ -1,7 +1,8 @@
 """A server that answers streams as fast as it can, to find the load client's own ceiling: no model behind it.
 
-``python -m ddtree_ops.sweep.stub``: prints its port, ends with its stdin. Each request gets its ``max_new_tokens`` in
-chunks of CHUNK tokens, every chunk in SGLang's shape with all ids so far.
+``python -m ddtree_ops.sweep.stub STEP_MS``: prints its port, ends with its stdin. Each request gets its
+``max_new_tokens`` in chunks of CHUNK tokens, every chunk in SGLang's shape with all ids so far. With a STEP_MS above 0
+a chunk comes each so many milliseconds, and with text: then it is the clients' counting that is compared.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class _Stub(asyncio.Protocol):
         head, found, body = self._buffer.partition(b"\r\n\r\n")
         if not found:
             return
+        if head.startswith(b"GET "):
+            self._buffer = b""
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+            return
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         if len(body) < length:
             return
@@ -36,7 +41,11 @@ class _Stub(asyncio.Protocol):
     async def _answer(self, asked: dict[str, dict[str, int]]) -> None:
         limit = asked["sampling_params"]["max_new_tokens"]
         self._transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-        for tokens, chunk in _chunks(limit):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        for step, (tokens, chunk) in enumerate(_chunks(limit), start=1):
+            if _step_s:
+                await asyncio.sleep(began + step * _step_s - loop.time())
             if self._transport.is_closing():
                 return
             self._transport.write(chunk)
@@ -45,6 +54,7 @@ class _Stub(asyncio.Protocol):
         self._transport.write(_framed(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
+_step_s = float(sys.argv[1]) / 1000 if __name__ == "__main__" else 0.0
 _made: dict[int, list[tuple[int, bytes]]] = {}
 
 
@@ -56,10 +66,10 @@ def _chunks(limit: int) -> list[tuple[int, bytes]]:
 
 
 def _event(tokens: int, steps: int) -> bytes:
+    text = {"text": " word" * tokens} if _step_s else {}
     meta = {"id": "stub", "finish_reason": None, "completion_tokens": tokens, "spec_verify_ct": steps}
-    return (
-        b"data: " + json.dumps({"output_ids": list(range(1000, 1000 + tokens)), "meta_info": meta}).encode() + b"\n\n"
-    )
+    event = {**text, "output_ids": list(range(1000, 1000 + tokens)), "meta_info": meta}
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
 def _framed(data: bytes) -> bytes:

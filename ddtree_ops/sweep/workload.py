@@ -85,10 +85,9 @@ def prompt_set(name: str | None, profile: Profile) -> PromptSet:
     if name is None:
         name = HELD_OUT if profile.model.startswith("release:pair/") else CODING
     if name == HELD_OUT:
-        rows = json.loads(engine_pair.HELD_OUT.read_text())
-        return PromptSet(name, tuple(tuple(row["prompt_ids"]) for row in rows))
+        return PromptSet(name, held_out())
     if name == CODING:
-        return PromptSet(name, tuple(ask.format(subject) for ask in _ASKS for subject in _SUBJECTS))
+        return coding()
     path = Path(name)
     if not path.is_file():
         raise UsageError(f"--prompts {name}: no such set and no such file", hint=f"{HELD_OUT}, {CODING}, or a file")
@@ -97,6 +96,17 @@ def prompt_set(name: str | None, profile: Profile) -> PromptSet:
     if len(distinct) != len(prompts):
         raise UsageError(f"{path}: {len(prompts) - len(distinct)} prompts are there twice", hint="a cache would answer")
     return PromptSet(path.stem, distinct)
+
+
+def coding() -> PromptSet:
+    """Coding and explaining prompts as text: every ask with every subject."""
+    return PromptSet(CODING, tuple(ask.format(subject) for ask in _ASKS for subject in _SUBJECTS))
+
+
+def held_out(*, looping: bool = True) -> tuple[tuple[int, ...], ...]:
+    """The tiny pair's prompts as token ids; without ``looping`` only those whose greedy continuation does not loop."""
+    rows = json.loads(engine_pair.HELD_OUT.read_text())
+    return tuple(tuple(row["prompt_ids"]) for row in rows if looping or not row["loops"])
 
 
 def eos_ids(*configs: bytes) -> list[int] | None:

@@ -181,6 +181,10 @@ def test_neutral_values_of_what_is_not_computed_are_accepted() -> None:
     neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0, "n": 1, "stop": None, "repetition_penalty": 1}
     item = generate(**IDS, sampling_params={**neutral, "stop_token_ids": [7], "max_new_tokens": 3}).items[0]
     assert item.stop_token_ids == {0, 7}
+    with_fields = generate(**IDS, lora_path=None, return_routed_experts=False)
+    assert list(with_fields.items[0].prompt) == IDS["input_ids"]
+    with pytest.raises(RequestError, match=r"^lora_path: is not supported"):
+        generate(**IDS, lora_path="a")
 
 
 def test_sampling_parameters_are_read_and_absent_ones_are_greedy_and_neutral() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from ddtree_ops.cli.root import app
 from ddtree_ops.errors import UsageError
 from ddtree_ops.report.blocks import Heading, Table, Text, html, markdown
 from ddtree_ops.report.compare import comparison
 from ddtree_ops.report.content import headline
-from ddtree_ops.report.svg import nice
+from ddtree_ops.report.png import with_png
+from ddtree_ops.report.svg import HEIGHT, WIDTH, nice
 from ddtree_ops.report.write import BEGIN, END, load_run, readme_block, report_files, with_block, write
 from ddtree_ops.sweep.grid import AR
 
@@ -114,6 +119,46 @@ def test_a_chart_that_is_no_more_is_removed(tmp_path: Path) -> None:
     write(tmp_path, {"report.md": "a", "old.svg": "b"})
     write(tmp_path, {"report.md": "c"})
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+
+
+def png_report(place: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["report", str(STORED), "-o", str(place), "--png", *words])
+
+
+def test_each_chart_is_there_as_png_too_with_its_letters(tmp_path: Path) -> None:
+    done = png_report(tmp_path, "--json")
+    assert done.exit_code == 0, done.output
+    charts = sorted(path.stem for path in EXPECTED.glob("*.svg"))
+    assert sorted(path.stem for path in tmp_path.glob("*.png")) == charts
+    assert {f"{name}.png" for name in charts} < set(json.loads(done.stdout)["files"])
+    for path in tmp_path.glob("*.png"):
+        head = path.read_bytes()[:24]
+        assert head[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", head[16:]) == (2 * WIDTH, 2 * HEIGHT)
+    # the same chart without its text is another picture: so the text is drawn
+    chart = (EXPECTED / "throughput-by-c.svg").read_text()
+    bare = with_png({"a.svg": re.sub("<text.*?</text>", "", chart)})["a.png"]
+    assert (tmp_path / "throughput-by-c.png").read_bytes() != bare
+
+
+def test_a_report_without_png_leaves_no_picture_of_an_earlier_one(tmp_path: Path) -> None:
+    assert png_report(tmp_path).exit_code == 0
+    (tmp_path / "own.png").touch()
+    assert CliRunner().invoke(app, ["report", str(STORED), "-o", str(tmp_path)]).exit_code == 0
+    assert [path.name for path in tmp_path.glob("*.png")] == ["own.png"]
+    assert sorted(p.name for p in tmp_path.glob("*.svg")) == sorted(p.name for p in EXPECTED.glob("*.svg"))
+
+
+def test_without_the_library_or_a_font_it_says_so_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("ddtree_ops.report.png.FAMILIES", ("No Such Family",))
+        fontless = png_report(tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    done = png_report(tmp_path / "a")
+    assert done.exit_code == 2 and "ddtree-ops[png]" in done.stderr
+    assert fontless.exit_code == 1 and "no font" in fontless.stderr
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 151.3), (1, 128), (0, 0.0004), (3, 3)])
