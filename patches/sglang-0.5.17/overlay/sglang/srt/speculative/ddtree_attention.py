@@ -132,7 +132,7 @@ def _partial(  # type: ignore[no-untyped-def]
                 q.to(k.dtype), k, v, there[None, :] & live[:, None], best, total, acc, scale, cap, CAPPED
             )
     else:
-        row_of_mask = 0
+        row_of_mask = node
         if MASKED:
             # a row of the mask: the prefix's cells, which nobody reads, then the nodes'
             row_of_mask = tl.load(mask_indptr_ptr + request) + node * (prefix + width).to(tl.int64) + prefix
