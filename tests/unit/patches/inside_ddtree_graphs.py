@@ -112,7 +112,7 @@ def ran_eagerly(captured_to: int | None, bs: int) -> str | None:
     graphs = None if captured_to is None else SimpleNamespace(max_bs=captured_to, captured_req_width=9)
     with configured():
         try:
-            Checks(9, 8, 7).eager(graphs, bs, "verify")
+            Checks(8, 7).eager(graphs, bs, "verify")
         except RuntimeError as error:
             return str(error)
     return None
@@ -135,7 +135,7 @@ def penalised_in_a_batch(state: str) -> str | None:
         elif state == "finished":
             reqs[1].finished_reason = FINISH_LENGTH(4)
         try:
-            Checks(9, 8, 7).request(SimpleNamespace(reqs=reqs, has_grammar=False))
+            Checks(8, 7).request(SimpleNamespace(reqs=reqs, has_grammar=False))
         except RuntimeError as error:
             return str(error)
     return None

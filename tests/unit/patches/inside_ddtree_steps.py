@@ -27,6 +27,7 @@ def decoded(
     fault: str | None = None,
     sampling: list[dict[str, Any]] | None = None,
     split: bool = False,
+    turns: list[list[int]] | None = None,
 ) -> dict[str, Any]:
     """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
 
@@ -34,6 +35,7 @@ def decoded(
     request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
     checks are then off, so that the fault goes as far as it does in service. sampling: each request's parameters
     (default: greedy). split: with 18-ddtree-split-prefix's attention.
+    turns: which requests each step has (default: all, until all have ``tokens``).
     """
     restore = plant(fault) if fault else lambda: None
     given = sampling or [{"temperature": 0.0}] * len(prompts)
@@ -43,7 +45,7 @@ def decoded(
             torch.inference_mode(),
             mock.patch.dict(os.environ, {"SGLANG_DDTREE_SPLIT_PREFIX": "1"} if split else {}),
         ):
-            return _decode(Setting(**setting), prompts, tokens, fault is None, given)
+            return _decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
     finally:
         restore()
 
@@ -58,7 +60,7 @@ def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]
             server.runner.war_fastpath_read_done_event = "the canary's"
             said = None
             try:
-                server.worker._run_canary()
+                server.worker._run_canary(server.setting.width)
             except RuntimeError as error:
                 said = str(error)
             same = torch.equal(server.table, server.true_table)
@@ -68,7 +70,12 @@ def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]
 
 
 def _decode(
-    setting: Setting, prompts: list[int], tokens: int, debug: bool, sampling: list[dict[str, Any]]
+    setting: Setting,
+    prompts: list[int],
+    tokens: int,
+    debug: bool,
+    sampling: list[dict[str, Any]],
+    turns: list[list[int]] | None,
 ) -> dict[str, Any]:
     toy = Toy(5)
     server = Server(setting, toy, 9, debug)
@@ -78,35 +85,44 @@ def _decode(
         ar_text(toy, prompt, (tokens + 3) * setting.block, given)
         for prompt, given in zip(beginnings, sampling, strict=True)
     ]
-    info = batch_info(sampling)
     for row, prompt in enumerate(beginnings, 1):
         server.prefill(row, prompt)
     lens = list(prompts)
     got = [[text[length]] for text, length in zip(server.texts, prompts, strict=True)]
     commits: list[int] = []
-    while min(len(g) for g in got) < tokens:
-        batch = _batch(setting, lens, [g[-1] for g in got])
-        batch.sampling_info, batch.reqs = info, requests(sampling)
+    shapes: list[int] = []
+    everyone = list(range(len(prompts)))
+    while len(shapes) < len(turns) if turns else min(len(g) for g in got) < tokens:
+        rows = turns[len(shapes)] if turns else everyone
+        server.rows = rows
+        info = batch_info([sampling[i] for i in rows])
+        batch = _batch(setting, rows, [lens[i] for i in rows], [got[i][-1] for i in rows])
+        batch.sampling_info, batch.reqs = info, requests([sampling[i] for i in rows])
         result = server.worker.forward_batch_generation(batch)
-        out = result.next_token_ids.view(len(lens), result.speculative_num_draft_tokens).tolist()
+        out = result.next_token_ids.view(len(rows), result.speculative_num_draft_tokens).tolist()
         taken = result.accept_lens.tolist()
-        for i, count in enumerate(taken):
-            got[i] += out[i][:count]
-            lens[i] += count
-        if result.new_seq_lens.tolist() != lens or result.next_draft_input.bonus_tokens.tolist() != [
-            g[-1] for g in got
-        ]:
+        for place, i in enumerate(rows):
+            got[i] += out[place][: taken[place]]
+            lens[i] += taken[place]
+        bonus = result.next_draft_input.bonus_tokens.tolist()
+        if result.new_seq_lens.tolist() != [lens[i] for i in rows] or bonus != [got[i][-1] for i in rows]:
             return {"wrong": "lengths or bonus tokens"}
         commits += taken
-        wrong = _wrong(server, got, lens, prompts)
-        wrong = wrong or _other_logprobs(server, result, got, lens, prompts, info)
+        wrong = _wrong(server, rows, got, lens, prompts)
+        wrong = wrong or _other_logprobs(server, rows, result, got, lens, prompts, info)
         if wrong:
             return {"wrong": wrong, "commits": commits}
+        shapes.append(server.worker.executed_shape().nodes)
     shape = server.worker.executed_shape()
-    return {"wrong": None, "commits": commits, "executed": [shape.nodes, shape.max_children, shape.max_depth]}
+    return {
+        "wrong": None,
+        "commits": commits,
+        "executed": [shape.nodes, shape.max_children, shape.max_depth],
+        "nodes": shapes,
+    }
 
 
-def _batch(setting: Setting, lens: list[int], bonus: list[int]) -> Any:
+def _batch(setting: Setting, rows: list[int], lens: list[int], bonus: list[int]) -> Any:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -123,16 +139,17 @@ def _batch(setting: Setting, lens: list[int], bonus: list[int]) -> Any:
         spec_algorithm=SpeculativeAlgorithm.DDTREE,
         spec_info=draft_input,
         seq_lens=seq_lens.as_subclass(_Lengths),
-        req_pool_indices=torch.arange(1, len(lens) + 1),
+        req_pool_indices=torch.tensor(rows) + 1,
         batch_size=lambda: len(lens),
     )
 
 
-def _wrong(server: Server, got: list[list[int]], lens: list[int], prompts: list[int]) -> str | None:
+def _wrong(server: Server, here: list[int], got: list[list[int]], lens: list[int], prompts: list[int]) -> str | None:
     """The texts, the KV behind them, and what the last step gave the drafter."""
     hidden, loc, positions, commit_lens = server.appended[-1]
-    block = server.setting.block
-    for i, text in enumerate(server.texts):
+    block = loc.shape[1]
+    for place, i in enumerate(here):
+        text = server.texts[i]
         mine = text[: prompts[i]] + got[i]
         if mine != text[: len(mine)]:
             return f"text of request {i}: {mine} is not {text[: len(mine)]}"
@@ -144,32 +161,39 @@ def _wrong(server: Server, got: list[list[int]], lens: list[int], prompts: list[
             )
             if apart > 1e-4:
                 return f"KV of request {i}, layer {layer}: {apart:.3g} apart"
-        count = int(commit_lens[i])
+        count = int(commit_lens[place])
         features = server.toy.dense(mine[: lens[i]]).features[-count:]
-        rows = hidden.view(len(lens), block, -1)[i, :count]
+        rows = hidden.view(len(here), block, -1)[place, :count]
         if float((rows - features).abs().max()) > 1e-3:
             return f"features of request {i}"
         where = list(range(lens[i] - count, lens[i]))
         if (
-            positions.view(len(lens), block)[i, :count].tolist() != where
-            or loc[i, :count].tolist() != slots[where].tolist()
+            positions.view(len(here), block)[place, :count].tolist() != where
+            or loc[place, :count].tolist() != slots[where].tolist()
         ):
             return f"places of request {i}"
     return None
 
 
 def _other_logprobs(
-    server: Server, result: Any, got: list[list[int]], lens: list[int], prompts: list[int], info: Any
+    server: Server,
+    here: list[int],
+    result: Any,
+    got: list[list[int]],
+    lens: list[int],
+    prompts: list[int],
+    info: Any,
 ) -> str | None:
     """The log-probabilities told of the step's tokens are the target's own, after the text before each."""
     told = result.logits_output.next_token_logprobs
-    for i, count in enumerate(result.accept_lens.tolist()):
+    for place, count in enumerate(result.accept_lens.tolist()):
+        i = here[place]
         text = server.texts[i][: prompts[i]] + got[i]
         logits = server.toy.dense(text[: lens[i]]).logits[-count:]
         if info.logit_bias is not None:
-            logits = logits + info.logit_bias[i]
-        rows = (logits / info.temperatures[i]).log_softmax(-1)
+            logits = logits + info.logit_bias[place]
+        rows = (logits / info.temperatures[place]).log_softmax(-1)
         wanted = rows.gather(1, torch.tensor(got[i][-count:]).unsqueeze(1)).squeeze(1)
-        if float((told[i, :count] - wanted).abs().max()) > 1e-3:
+        if float((told[place, :count] - wanted).abs().max()) > 1e-3:
             return f"logprobs of request {i}"
     return None

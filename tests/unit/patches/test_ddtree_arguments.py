@@ -35,7 +35,7 @@ def test_the_verify_is_as_wide_as_the_tree_and_the_draft_as_the_block(
 
 def test_the_command_line_has_its_flags(patched: Tree) -> None:
     """Those that the release's smoke test asks for."""
-    flags = {"--speculative-ddtree-budget", "--speculative-ddtree-topk"}
+    flags = {"--speculative-ddtree-budget", "--speculative-ddtree-topk", "--speculative-ddtree-ladder"}
     assert set(patched(inside_ddtree_arguments.flags)) == flags
     smoke = load_patchset(data_dir("patches") / BASE).smoke
     assert set(smoke) == {"algorithm DDTREE", *(f"flag {flag}" for flag in flags)}
@@ -48,6 +48,7 @@ def test_the_width_may_be_said_and_must_then_be_right(patched: Tree) -> None:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
+    "from 8 requests on the budget must be below 16, not 16": {"speculative_ddtree_ladder": "8:16"},
     "--speculative-ddtree-budget": {"speculative_ddtree_budget": None},
     "--speculative-ddtree-topk of at least 1": {"speculative_ddtree_topk": 0},
     "--speculative-draft-model-path": {"speculative_draft_model_path": None},

@@ -32,12 +32,13 @@ class _Event:
 
 @dataclass
 class Setting:
-    """One server: ``graphs`` is the captured batch size, 0 for none."""
+    """One server: ``graphs`` is the largest captured batch size, 0 for none."""
 
     block: int
     budget: int
     topk: int
     graphs: int
+    ladder: str | None = None
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,6 +49,7 @@ class Setting:
             "speculative_algorithm": "DDTREE",
             "speculative_ddtree_budget": self.budget,
             "speculative_ddtree_topk": self.topk,
+            "speculative_ddtree_ladder": self.ladder,
             "speculative_num_draft_tokens": self.width,
             "speculative_dflash_block_size": self.block,
             "speculative_eagle_topk": 1,
@@ -58,14 +60,22 @@ class Setting:
 class Graphs:
     """A captured verify: the metadata is made once, and replayed for as many requests as were captured."""
 
-    def __init__(self, setting: Setting, backend: Any, table: torch.Tensor) -> None:
+    def __init__(self, runner: Any, *, attn_backend: Any, speculative_num_draft_tokens: int) -> None:
+        """As SGLang's runner of graphs is made."""
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
         from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 
-        self.max_bs, self.captured_req_width, self.backend = setting.graphs, setting.width, backend
-        backend.init_cuda_graph_state(self.max_bs, self.max_bs * setting.width)
+        self.capture_bs, width, backend = (
+            runner.server_args.cuda_graph_config.decode.bs,
+            *(
+                speculative_num_draft_tokens,
+                attn_backend,
+            ),
+        )
+        self.max_bs, self.captured_req_width, self.backend = max(self.capture_bs), width, backend
+        backend.init_cuda_graph_state(self.max_bs, self.max_bs * width)
         spec_info = DDTreeVerifyInput(
-            draft_token=None, positions=None, draft_token_num=setting.width, custom_mask=backend.verify_mask.buffer
+            draft_token=None, positions=None, draft_token_num=width, custom_mask=backend.verify_mask.buffer
         )
         self.mode = ForwardMode.TARGET_VERIFY
         backend.init_forward_metadata_out_graph(self._view(spec_info, [0] * self.max_bs, [1] * self.max_bs), True)
@@ -116,33 +126,46 @@ class Server:
         self.table = torch.zeros(4, COLUMNS, dtype=torch.int32)
         self.table[1:] = (torch.randperm(SLOTS, generator=self.generator)[: 3 * COLUMNS] + 1).view(3, COLUMNS).int()
         self.true_table = self.table.clone()
-        self.backend = triton_backend(
-            self.pool, self.table, heads=HEADS, kv_heads=KV_HEADS, v_head_dim=HEAD_DIM, context_len=COLUMNS - 20
-        )
         self.appended: list[tuple[torch.Tensor, ...]] = []
         self.texts: list[list[int]] = []
+        self.rows: list[int] = []
         self.runner = SimpleNamespace(
             req_to_token_pool=SimpleNamespace(req_to_token=self.table),
             token_to_kv_pool=self.pool,
-            attn_backend=self.backend,
-            decode_cuda_graph_runner=Graphs(setting, self.backend, self.table) if setting.graphs else None,
+            _get_attention_backend=self._backend,
+            attn_backend=self._backend(),
+            decode_cuda_graph_runner=None,
             device="cpu",
             dtype=torch.float32,
             is_draft_worker=False,
             spec_algorithm=SpeculativeAlgorithm.DDTREE,
             ngram_embedding_manager=SimpleNamespace(enabled=False),
             model_config=SimpleNamespace(model_is_mrope=False, vocab_size=VOCABULARY),
-            server_args=SimpleNamespace(enable_lora=False, enable_return_hidden_states=False),
+            server_args=SimpleNamespace(
+                enable_lora=False,
+                enable_return_hidden_states=False,
+                cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(bs=list(range(1, setting.graphs + 1)))),
+            ),
             model=SimpleNamespace(
                 get_input_embeddings=lambda: torch.nn.Embedding(VOCABULARY, HIDDEN),
                 lm_head=SimpleNamespace(weight=torch.eye(VOCABULARY)),
             ),
         )
+        if setting.graphs:
+            self.runner.decode_cuda_graph_runner = Graphs(
+                self.runner, attn_backend=self.runner.attn_backend, speculative_num_draft_tokens=setting.width
+            )
         self.worker = self._worker()
+
+    def _backend(self, init_new_workspace: bool = False) -> Any:
+        return triton_backend(
+            self.pool, self.table, heads=HEADS, kv_heads=KV_HEADS, v_head_dim=HEAD_DIM, context_len=COLUMNS - 20
+        )
 
     def _worker(self) -> Any:
         from sglang.srt.speculative import ddtree_worker, dflash_worker_v2
         from sglang.srt.speculative.ddtree_checks import Checks
+        from sglang.srt.speculative.ddtree_ladder import Ladder, parse_ladder
         from sglang.srt.speculative.ddtree_verify import PathMover
 
         def block(**out: Any) -> None:
@@ -156,7 +179,7 @@ class Server:
         vars(torch.cpu)["Event"] = _Event
         setting = self.setting
         levels = min(setting.block - 1, setting.budget)
-        checks = Checks(setting.width, setting.block, levels)
+        checks = Checks(setting.block, levels)
         checks._debug, checks._agreements = self.debug, 0
         worker = object.__new__(ddtree_worker.DDTreeWorker)
         worker.__dict__.update(
@@ -183,7 +206,9 @@ class Server:
             _steps=[],
             _mover=PathMover(ddtree_worker.kv_buffers(self.pool)),
             _checks=checks,
+            _ladder=Ladder(self.runner, parse_ladder(setting.ladder, setting.budget)),
         )
+        worker._ladder.build()
         head = {"weight": torch.eye(VOCABULARY), "num_org": VOCABULARY, "org_vocab_start": 0, "max_bs": 3}
         worker._draft_sampler = worker._make_draft_sampler(block_size=setting.block, **head)
         return worker
@@ -192,10 +217,11 @@ class Server:
         """Hidden states that are logits: noise, and a preference for what the target will write at each place."""
         bs, block = batch.batch_size, self.setting.block
         logits = torch.randn(bs, block, VOCABULARY, generator=self.generator)
-        for i, start in enumerate(batch.positions.view(bs, block)[:, 0].tolist()):
+        for place, start in enumerate(batch.positions.view(bs, block)[:, 0].tolist()):
+            i = self.rows[place]
             for j in range(1, block):
                 favour = 4 * float(torch.rand((), generator=self.generator)) - 0.5
-                logits[i, j, self.texts[i][start + j]] += favour
+                logits[place, j, self.texts[i][start + j]] += favour
         hidden = logits.view(bs * block, -1)
         if self.setting.graphs:
             self.worker._draft_sampler(hidden, batch.input_ids)
@@ -210,26 +236,26 @@ class Server:
         """The toy over the backend as it is now, which for a graph is as it was captured."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-        graphs = self.runner.decode_cuda_graph_runner
+        graphs, backend = self.runner.decode_cuda_graph_runner, self.runner.attn_backend
         captured = graphs is not None and graphs.can_run_graph(forward_batch)
         if not skip_attn_backend_init and captured:
             graphs.load_batch(forward_batch)
         elif not skip_attn_backend_init:
-            self.backend.init_forward_metadata(forward_batch)
+            backend.init_forward_metadata(forward_batch)
         if captured:
-            self.backend.forward_metadata = graphs.metadata
+            backend.forward_metadata = graphs.metadata
         # From here on the scheduler may do with the table what it likes.
         kept = self.table.clone()
         self.table.fill_(SLOTS)
         tokens, positions, loc = forward_batch.input_ids, forward_batch.positions, forward_batch.out_cache_loc
         real = len(tokens)
         if captured:
-            more = (0, graphs.max_bs * self.setting.width - real)
+            more = (0, graphs.max_bs * graphs.captured_req_width - real)
             tokens, positions, loc = (torch.nn.functional.pad(x, more) for x in (tokens, positions, loc))
         batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, out_cache_loc=loc)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return self.backend.forward_extend(q.reshape(len(tokens), -1), k, v, attention(layer), batch)  # type: ignore[no-any-return]
+            return backend.forward_extend(q.reshape(len(tokens), -1), k, v, attention(layer), batch)  # type: ignore[no-any-return]
 
         rows = self.toy.forward(tokens, positions, attend)
         self.table.copy_(kept)

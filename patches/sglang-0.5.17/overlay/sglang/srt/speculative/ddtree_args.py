@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree_build import node_count
+from sglang.srt.speculative.ddtree_ladder import parse_ladder
 from sglang.srt.speculative.ddtree_sampling import PLAIN, asked_budget
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def handle_ddtree(server_args: ServerArgs) -> None:
             f"DDTREE: a block of {block} and --speculative-ddtree-topk {topk} give {there} nodes, not "
             f"--speculative-ddtree-budget {budget}; lower the budget or raise topk."
         )
+    # a rung's budget is below the largest, so it has its nodes
+    parse_ladder(server_args.speculative_ddtree_ladder, budget)
     server_args.speculative_dflash_block_size = server_args.speculative_num_draft_tokens = block
     # What a draft pass needs is DFLASH's: the draft's attention backend, steps and topk of 1, running requests.
     _handle_dflash(server_args)
@@ -52,7 +55,7 @@ def check_flags(server_args: ServerArgs) -> None:
     nobody would read, and for what SGLang would turn off with a warning only."""
     if server_args.speculative_algorithm == "DDTREE" and server_args.speculative_adaptive:
         raise ValueError("DDTREE does not support --speculative-adaptive yet.")
-    for name in ("speculative_ddtree_budget", "speculative_ddtree_topk"):
+    for name in ("speculative_ddtree_budget", "speculative_ddtree_topk", "speculative_ddtree_ladder"):
         if getattr(server_args, name) is not None and server_args.speculative_algorithm != "DDTREE":
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} needs --speculative-algorithm DDTREE, got {server_args.speculative_algorithm}.")

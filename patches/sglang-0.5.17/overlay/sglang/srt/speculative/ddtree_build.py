@@ -40,6 +40,14 @@ class DraftTrees:
         """The trees of the first ``bs`` requests, as views."""
         return DraftTrees(*(array[:bs] for array in self.arrays))
 
+    def cut(self, width: int) -> DraftTrees:
+        """The trees of budget ``width - 1``. Nodes stand in the order of a best-first heap, so they are the first."""
+        if width == self.parents.shape[1]:
+            return self
+        parents, depths, ranks, next_token, next_sibling, tokens = (a[:, :width].contiguous() for a in self.arrays)
+        links = (torch.where(link < width, link, -1) for link in (next_token, next_sibling))
+        return DraftTrees(parents, depths, ranks, *links, tokens)
+
     def copy_(self, other: DraftTrees) -> None:
         """Overwrite these arrays in place."""
         for mine, theirs in zip(self.arrays, other.arrays, strict=True):
@@ -53,6 +61,13 @@ class DraftTrees:
 def empty_trees(max_bs: int, width: int, device: torch.device | str) -> DraftTrees:
     """Buffers at fixed addresses, for a graph to write. All zero: a tree of roots, harmless as an index."""
     return DraftTrees(*(torch.zeros((max_bs, width), dtype=torch.int64, device=device) for _ in range(6)))
+
+
+def root_trees(bonus: Tensor) -> DraftTrees:
+    """Trees of budget 0: the roots alone. bonus: [bs]."""
+    zero = torch.zeros((bonus.shape[0], 1), dtype=torch.int64, device=bonus.device)
+    none = zero - 1
+    return DraftTrees(zero, zero, none, none, none, bonus.view(-1, 1).long())
 
 
 def node_count(block_size: int, topk: int, budget: int) -> int:

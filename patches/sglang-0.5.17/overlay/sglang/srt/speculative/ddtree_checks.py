@@ -27,8 +27,8 @@ AGREEMENTS = 8
 class Checks:
     """Of one worker. Each method raises RuntimeError or AssertionError; none changes anything."""
 
-    def __init__(self, width: int, block_size: int, levels: int) -> None:
-        self._width, self._block_size, self._levels = width, block_size, levels
+    def __init__(self, block_size: int, levels: int) -> None:
+        self._block_size, self._levels = block_size, levels
         self._debug = get_bool_env_var("SGLANG_DDTREE_DEBUG")
         self._agreements = AGREEMENTS
 
@@ -58,7 +58,7 @@ class Checks:
             self._ranks_agree(trees)
         if not self._debug:
             return
-        parents, depths, nodes = trees.parents, trees.depths, torch.arange(self._width, device=bonus.device)
+        parents, depths, nodes = trees.parents, trees.depths, torch.arange(trees.parents.shape[1], device=bonus.device)
         assert bool((parents[:, 1:] < nodes[1:]).all()) and bool((parents[:, 0] == 0).all()), "parent index >= child"
         assert bool((depths[:, 1:] == depths.gather(1, parents)[:, 1:] + 1).all()), "depths do not follow the parents"
         assert bool((depths[:, 0] == 0).all()) and int(depths.max()) <= self._levels, "a tree is too deep"
@@ -67,7 +67,7 @@ class Checks:
         assert all(len(set(row)) == len(row) for row in pairs.tolist()), "two siblings hold the same token"
         wanted = (prefix_lens.long().unsqueeze(1) + depths).reshape(-1)
         assert bool((verify_input.positions == wanted).all()), "positions are not prefix + depth"
-        found = read_mask(verify_input.custom_mask, prefix_lens.tolist(), self._width)
+        found = read_mask(verify_input.custom_mask, prefix_lens.tolist(), len(nodes))
         assert bool((found == cells_of(parents, self._levels)).all()), "the mask is not the tree's"
 
     def accepted(self, accepted: Accepted, trees: DraftTrees) -> None:
@@ -76,7 +76,7 @@ class Checks:
 
     def _ranks_agree(self, trees: DraftTrees) -> None:
         group = get_tp_group()
-        weights = torch.arange(1, self._width + 1, device=trees.tokens.device) * 1_000_003
+        weights = torch.arange(1, trees.tokens.shape[1] + 1, device=trees.tokens.device) * 1_000_003
         mine = ((trees.tokens * 31 + trees.parents + 1) * weights).sum().view(1)
         everyone = mine.new_empty((group.world_size,))
         group.all_gather_into_tensor(everyone, mine)

@@ -17,10 +17,11 @@ from sglang.srt.layers.logprob_processor import compute_spec_v2_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.ddtree_args import unsupported_runner
-from sglang.srt.speculative.ddtree_build import DraftTrees
+from sglang.srt.speculative.ddtree_build import DraftTrees, root_trees
 from sglang.srt.speculative.ddtree_canary import canary_tree, run_canary, unwatched
 from sglang.srt.speculative.ddtree_checks import Checks, check_graphs
 from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput, Executed, snapshot_lists
+from sglang.srt.speculative.ddtree_ladder import Ladder, parse_ladder
 from sglang.srt.speculative.ddtree_mask import mask_cells, write_mask
 from sglang.srt.speculative.ddtree_sampler import DDTreeDraftSampler
 from sglang.srt.speculative.ddtree_sampling import add_logit_bias, plain_rows, sampled_nodes
@@ -45,6 +46,7 @@ class DDTreeWorker(DFlashWorkerV2):
     verifies_tree = True
     _draft_sampler: DDTreeDraftSampler | None
     _mover: PathMover
+    _ladder: Ladder
 
     def __init__(self, server_args: ServerArgs, gpu_id: int, ps: Any, nccl_port: int, target_worker: Any) -> None:
         """Raises ValueError for a target that DDTREE does not serve."""
@@ -58,7 +60,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self.speculative_num_draft_tokens = self._width
         self._offsets = torch.arange(self._reserved, dtype=torch.int64, device=self.device)
         self._steps: deque[tuple[Any, tuple[Tensor, Tensor, Tensor]]] = deque(maxlen=2)
-        self._checks = Checks(self._width, int(self.block_size), self._levels)
+        self._checks = Checks(int(self.block_size), self._levels)
 
     @staticmethod
     def _drafted_block(server_args: ServerArgs) -> int:
@@ -82,7 +84,14 @@ class DDTreeWorker(DFlashWorkerV2):
             raise RuntimeError("DDTREE needs the target's head for its draft; the line above says what is in the way.")
         check_graphs(self.model_runner, self.draft_model_runner, self._width, int(self.block_size))
         self._mover = PathMover(kv_buffers(self.model_runner.token_to_kv_pool))
-        self._run_canary()
+        rungs = parse_ladder(self.server_args.speculative_ddtree_ladder, self._budget)
+        self._ladder = Ladder(self.model_runner, rungs)
+        self._ladder.build()
+        for built in self._ladder.built:
+            self._ladder.take(built.rung.first)
+            check_graphs(self.model_runner, self.draft_model_runner, built.rung.budget + 1, int(self.block_size))
+            self._run_canary(built.rung.budget + 1)
+        self._ladder.take(1)
 
     def executed_shape(self) -> Executed | None:
         """What the last step verified; None before the first. Waits only if no step is done yet."""
@@ -94,6 +103,10 @@ class DDTreeWorker(DFlashWorkerV2):
             event.synchronize()
         return snapshot_lists(done)
 
+    def skips_draft(self, bs: int) -> bool:
+        """Whether a batch of so many requests is decoded without drafts. Asked by the parent's decode step."""
+        return self._ladder.rung(bs).budget == 0
+
     def _verify_tree(
         self,
         batch: ScheduleBatch,
@@ -101,10 +114,17 @@ class DDTreeWorker(DFlashWorkerV2):
         draft_out: Any,
         on_publish: Callable[[Tensor], None] | None,
     ) -> GenerationBatchResult:
-        """The rest of a decode step after the draft pass. Called by the parent's ``forward_batch_generation``."""
+        """The rest of a decode step after the draft pass. Called by the parent's ``forward_batch_generation``.
+
+        draft_out: None where the draft was skipped.
+        """
         bs, prefix_lens = len(batch.seq_lens), batch.seq_lens
         self._checks.request(batch)
-        trees = self._draft_trees(bs, draft_input, draft_out)
+        width = self._ladder.take(bs).budget + 1
+        if draft_out is None:
+            trees = root_trees(draft_input.bonus_tokens)
+        else:
+            trees = self._draft_trees(bs, draft_input, draft_out).cut(width)
         # Before the verify: from then on the scheduler may rewrite the table.
         slots = self._slots(batch.req_pool_indices, prefix_lens)
         verify_input = self._verify_input(trees, prefix_lens, self._prefix_bound(batch, draft_input))
@@ -112,10 +132,10 @@ class DDTreeWorker(DFlashWorkerV2):
         logits_output, can_run_cuda_graph = self._target_verify(batch, draft_input, verify_input, slots)
 
         logits = logits_output.next_token_logits
-        add_logit_bias(logits, batch.sampling_info, self._width)
+        add_logit_bias(logits, batch.sampling_info, width)
         target_predict = sampled_nodes(
             self.model_runner.sampler, logits, batch.sampling_info, verify_input.positions
-        ).view(bs, self._width)
+        ).view(bs, width)
         next_token = trees.next_token
         plain = plain_rows(batch.reqs, logits.device)
         if plain is not None:
@@ -126,10 +146,10 @@ class DDTreeWorker(DFlashWorkerV2):
         if on_publish is not None:
             on_publish(new_seq_lens)
         self._mover.move(slots, accepted)
-        rows = path_rows(accepted, self._width)
+        rows = path_rows(accepted, width)
         if batch.return_logprob:
             compute_spec_v2_logprobs(batch, logits_output, target_predict.reshape(-1), rows, int(self.block_size) - 1)
-        self._append(logits_output.hidden_states, rows, slots, prefix_lens, accepted.commit_lens)
+        self._append(logits_output.hidden_states, rows, slots, prefix_lens, accepted.commit_lens, width)
         # Avoid copying large hidden-state buffers to CPU in overlap scheduling.
         logits_output.hidden_states = None
         self._remember(trees)
@@ -173,13 +193,13 @@ class DDTreeWorker(DFlashWorkerV2):
         if captured is not None and captured.fits(bs):
             mask = captured.buffer
         else:
-            cells = mask_cells(bs, self._width, prefix_bound)
+            cells = mask_cells(bs, trees.parents.shape[1], prefix_bound)
             mask = torch.empty((cells,), dtype=torch.uint8, device=prefix_lens.device)
         write_mask(mask, trees.parents, prefix_lens, self._levels)
         return DDTreeVerifyInput(
             draft_token=trees.tokens.reshape(-1),
             positions=(prefix_lens.long().unsqueeze(1) + trees.depths).reshape(-1),
-            draft_token_num=self._width,
+            draft_token_num=trees.parents.shape[1],
             topk=self._topk,
             custom_mask=mask,
             capture_hidden_mode=CaptureHiddenMode.FULL,
@@ -189,7 +209,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, verify_input: DDTreeVerifyInput, slots: Tensor
     ) -> tuple[Any, bool]:
         """(logits and hidden states of all nodes, whether a graph ran)."""
-        batch.out_cache_loc = slots[:, : self._width].reshape(-1)
+        batch.out_cache_loc = slots[:, : verify_input.draft_token_num].reshape(-1)
         known_lens, known_sum = batch.seq_lens_cpu, batch.seq_lens_sum
         # Upper bounds on the host, which lags the device by one step under overlap.
         if known_lens is not None:
@@ -208,13 +228,15 @@ class DDTreeWorker(DFlashWorkerV2):
         return out.logits_output, out.can_run_cuda_graph
 
     def _append(
-        self, hidden: Tensor | None, rows: Tensor, slots: Tensor, prefix_lens: Tensor, commit_lens: Tensor
+        self, hidden: Tensor | None, rows: Tensor, slots: Tensor, prefix_lens: Tensor, commit_lens: Tensor, width: int
     ) -> None:
         """The accepted path's hidden states, in the text's order, into the drafter's KV."""
         if hidden is None:
             raise RuntimeError("DDTREE verify requires target hidden states, but got None.")
-        cache_loc = slots[:, : int(self.block_size)].contiguous()
-        positions = prefix_lens.long().unsqueeze(1) + self._offsets[: int(self.block_size)]
+        # No path is longer than what was verified: with budget 0, one node.
+        longest = min(int(self.block_size), width)
+        cache_loc, rows = slots[:, :longest].contiguous(), rows[:, :longest]
+        positions = prefix_lens.long().unsqueeze(1) + self._offsets[:longest]
         self._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=hidden.index_select(0, rows.reshape(-1)),
             cache_loc=cache_loc.reshape(-1),
@@ -231,14 +253,19 @@ class DDTreeWorker(DFlashWorkerV2):
         self._steps.append((event, arrays))
 
     @torch.inference_mode()
-    def _run_canary(self) -> None:
-        """Raises RuntimeError with all that is wrong. Slots and table rows that it uses are free before and after."""
+    def _run_canary(self, width: int) -> None:
+        """Raises RuntimeError with all that is wrong. Slots and table rows that it uses are free before and after.
+
+        width: of a rung's trees; those of one node have no mask that could be wrong.
+        """
+        if width == 1:
+            return
         pool, table = self.model_runner.token_to_kv_pool, self.model_runner.req_to_token_pool.req_to_token
         vocab_size = int(self.model_runner.model_config.vocab_size)
         prefixes = CANARY_PREFIXES[: min(table.shape[0] - 1, len(CANARY_PREFIXES))]
-        tree = canary_tree(self._width, self._levels, vocab_size)
+        tree = canary_tree(width, self._levels, vocab_size)
         rows = torch.arange(1, len(prefixes) + 1, device=self.device)
-        length = max(prefixes) + self._width
+        length = max(prefixes) + width
         if len(prefixes) * length > pool.size or length > table.shape[1]:
             raise RuntimeError(f"DDTREE: {pool.size} KV slots are too few for the start-up canary, let alone to serve.")
         kept = table[1 : len(prefixes) + 1, :length].clone()
@@ -248,7 +275,7 @@ class DDTreeWorker(DFlashWorkerV2):
         for buffer in kv_buffers(pool):
             buffer[1 : len(prefixes) * length + 1] = 0
         lens = torch.tensor(prefixes, dtype=torch.int64, device=self.device)
-        shape = (len(prefixes), self._width)
+        shape = (len(prefixes), width)
         parents, depths = (torch.tensor(a, device=self.device).expand(shape) for a in (tree.parents, tree.depths))
 
         def forward(tokens: Tensor) -> Tensor:
@@ -262,7 +289,7 @@ class DDTreeWorker(DFlashWorkerV2):
                 req_pool_indices=rows,
                 seq_lens=lens,
                 orig_seq_lens=lens,
-                out_cache_loc=self._slots(rows, lens)[:, : self._width].reshape(-1),
+                out_cache_loc=self._slots(rows, lens)[:, :width].reshape(-1),
                 seq_lens_sum=sum(prefixes),
                 seq_lens_cpu=torch.tensor(prefixes, dtype=torch.int64),
                 positions=verify_input.positions,
@@ -285,7 +312,7 @@ class DDTreeWorker(DFlashWorkerV2):
         if faults:
             raise RuntimeError("DDTREE start-up canary: " + "; ".join(faults))
         if self.ps.tp_rank == 0:
-            logger.info("DDTREE start-up canary passed: %d nodes, %d requests.", self._width, len(prefixes))
+            logger.info("DDTREE start-up canary passed: %d nodes, %d requests.", width, len(prefixes))
 
 
 def kv_buffers(pool: Any) -> list[Tensor]:
