@@ -236,12 +236,12 @@ def report(document: dict[str, Any]) -> str:
             f"C={cell['concurrency']}, {cell['requests']} requests of {cell['max_tokens']} new tokens, "
             f"{document['rounds']} rounds; texts alike: {cell['texts alike']} of {cell['requests']}"
         )
-        lines.append(f"  {'':42}{'sweep':>26}{'bench_serving':>26}{'ratio':>24}")
+        lines.append(f"  {'':42}{'sweep':>34}{'bench_serving':>34}{'ratio':>26}")
         for one in cell["figures"]:
             kept = {True: "within 3 %", False: "NOT within 3 %", None: ""}[one["kept"]]
             shown = [_shown(one["sweep"], 2), _shown(one["bench_serving"], 2), _shown(one["ratio"], 3)]
-            lines.append(f"  {one['name']:42}{shown[0]:>26}{shown[1]:>26}{shown[2]:>24}  {kept}".rstrip())
-        lines += [f"  {'steady window, tokens/s':42}{_shown(cell['steady window, tokens/s'], 2):>26}", ""]
+            lines.append(f"  {one['name']:42}{shown[0]:>34}{shown[1]:>34}{shown[2]:>26}  {kept}".rstrip())
+        lines += [f"  {'steady window, tokens/s':42}{_shown(cell['steady window, tokens/s'], 2):>34}", ""]
     return "\n".join([*lines, "Median (least to most) of the rounds; the ratio is of the two passes of each round.", ""
                       , DIFFERENCES, ""])  # fmt: skip
 
