@@ -22,7 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """All hosts of this run; destroyed at its end, also after Ctrl-C."""
+    """All hosts of this run; destroyed at its end, in one process also after Ctrl-C.
+
+    Of a run in workers Ctrl-C can leave some up; whoever takes their slot next clears it first.
+    """
     context = laboratory()
     try:
         made = context.__enter__()
