@@ -48,4 +48,4 @@ def test_a_planted_tree_differs_in_what_the_fault_names(fault: str, patched_site
     ]
     assert "sglang/srt/speculative/ddtree_worker.py" in changed and len(changed) <= 2
     worker = (patched_site / "sglang/srt/speculative/ddtree_worker.py").read_text()
-    assert "        self._run_canary()\n" in worker
+    assert "self._run_canary(built.rung.budget + 1)\n" in worker

@@ -45,8 +45,8 @@ class DraftTrees:
         if width == self.parents.shape[1]:
             return self
         parents, depths, ranks, next_token, next_sibling, tokens = (a[:, :width].contiguous() for a in self.arrays)
-        links = (torch.where(link < width, link, -1) for link in (next_token, next_sibling))
-        return DraftTrees(parents, depths, ranks, *links, tokens)
+        next_token, next_sibling = (torch.where(link < width, link, -1) for link in (next_token, next_sibling))
+        return DraftTrees(parents, depths, ranks, next_token, next_sibling, tokens)
 
     def copy_(self, other: DraftTrees) -> None:
         """Overwrite these arrays in place."""

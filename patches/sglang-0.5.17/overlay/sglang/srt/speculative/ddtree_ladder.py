@@ -25,24 +25,24 @@ class Rung:
 def parse_ladder(text: str | None, budget: int) -> tuple[Rung, ...]:
     """The rungs of ``--speculative-ddtree-ladder``, such as ``8:8,32:0``, and before them that of ``budget`` from one
     request on. Raises ValueError that says what is wrong."""
-    rungs = [Rung(1, budget)]
-    for step in (text or "").split(",") if text is not None else ():
+    rungs, words = [Rung(1, budget)], f"DDTREE: --speculative-ddtree-ladder {text}"
+    for step in [] if text is None else text.split(","):
         if re.fullmatch(r"[0-9]{1,6}:[0-9]{1,6}", step) is None:
-            raise ValueError(f"--speculative-ddtree-ladder {text}: {step!r} is not REQUESTS:BUDGET, such as 8:8")
+            raise ValueError(f"{words}: {step!r} is not REQUESTS:BUDGET, such as 8:8")
         rung = Rung(*map(int, step.split(":")))
         if rung.first <= rungs[-1].first:
-            raise ValueError(f"--speculative-ddtree-ladder {text}: {rung.first} does not exceed {rungs[-1].first}")
+            raise ValueError(f"{words}: {rung.first} does not exceed {rungs[-1].first}")
         if rung.budget >= rungs[-1].budget:
             raise ValueError(
-                f"--speculative-ddtree-ladder {text}: from {rung.first} requests on the budget must be below "
-                f"{rungs[-1].budget}, not {rung.budget}"
+                f"{words}: from {rung.first} requests on the budget must be below {rungs[-1].budget}, not {rung.budget}"
             )
         rungs.append(rung)
     return tuple(rungs)
 
 
 def graph_sizes(rungs: Sequence[Rung], place: int, sizes: Sequence[int]) -> list[int]:
-    """Of the batch sizes that graphs are captured for, those that a rung's batches run in, padded ones included."""
+    """Of the batch sizes that graphs are captured for, those that a rung's batches run in, padded ones included; none
+    where the rung begins beyond them all."""
     first = rungs[place].first
     last = rungs[place + 1].first - 1 if place + 1 < len(rungs) else max(sizes)
     wanted = {min((size for size in sizes if size >= bs), default=max(sizes)) for bs in range(first, last + 1)}
@@ -93,9 +93,10 @@ class Ladder:
         get_context().override("ddtree.rung", speculative_num_draft_tokens=rung.budget + 1)
         try:
             runner.attn_backend = backend = runner._get_attention_backend(init_new_workspace=True)
-            if captured is None:
+            needed = [] if captured is None else graph_sizes(self._rungs, place, captured.capture_bs)
+            if not needed:
                 return Built(rung, backend, None)
-            decode.bs = graph_sizes(self._rungs, place, captured.capture_bs)
+            decode.bs = needed
             graphs = type(captured)(runner, attn_backend=backend, speculative_num_draft_tokens=rung.budget + 1)
             return Built(rung, backend, graphs)
         finally:
