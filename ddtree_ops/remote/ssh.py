@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,14 @@ class SshTransport(Closing):
         return Unreachable(f"{self.name}: the connection to {self._host.address} is lost")
 
 
+def _or_end(receive: Callable[[int], bytes], size: int) -> bytes:
+    """What came, or the end: a read asks for more first, which fails where the link is gone, and ``wait`` says that."""
+    try:
+        return receive(size)
+    except EOFError:
+        return b""
+
+
 class _ChannelPipes:
     """A command on an ssh channel."""
 
@@ -125,10 +133,10 @@ class _ChannelPipes:
         self._channel, self._transport, self._lost = channel, transport, lost
 
     def read(self, size: int) -> bytes:
-        return self._channel.recv(size)
+        return _or_end(self._channel.recv, size)
 
     def read_stderr(self, size: int) -> bytes:
-        return self._channel.recv_stderr(size)
+        return _or_end(self._channel.recv_stderr, size)
 
     def write(self, data: bytes) -> None:
         try:
