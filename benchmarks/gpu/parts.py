@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 PRODUCTS = ("nvjet", "gemm", "cutlass", "cublas", "splitKreduce")
-ATTENTION = ("_fwd_kernel", "_fwd_grouped_kernel", "decode_att", "extend_attention", "_fwd_kernel_stage")
+ATTENTION = ("_fwd_kernel", "_fwd_grouped_kernel", "_attend_share", "_merge_shares")
+"""Kernels of the Triton backend, and of ddtree_attention."""
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """Runtime calls that return when the device is done. ``cudaEventQuery`` and asynchronous copies do not wait; the
 profiler itself ends with one ``cudaDeviceSynchronize``."""

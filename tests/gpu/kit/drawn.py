@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 from ddtree_ops.exactness import run_gate
@@ -16,7 +15,7 @@ from ddtree_ops.exactness.golden import Recording
 
 from .judged import gate_prompts, golden_of, plan_of, tell_verdict
 from .lab import Lab, Running
-from .tokens import HeldOut, fresh_key
+from .tokens import HeldOut, ask_all, fresh_key
 
 NEW_TOKENS = 96
 EXCUSED = 1
@@ -64,32 +63,15 @@ async def run_sampled(lab: Lab, held: list[HeldOut], names: tuple[str, ...], con
 
 
 async def _round(lab: Lab, running: Running, held: list[HeldOut], concurrency: int) -> list[list[int] | None]:
-    gate, key, troubles = asyncio.Semaphore(concurrency), fresh_key(), []
-    outputs: list[list[int] | None] = [None] * len(held)
-    counts = {"steps": 0, "drafts": 0, "tokens": 0}
-
-    async def one(i: int) -> None:
-        async with gate:
-            answer = await running.ask.generate(
-                held[i].ids, NEW_TOKENS, sampling=_given(lab, i), extra_key=f"{key}-{i}"
-            )
-        if answer.status != 200:
-            troubles.append(f"{answer.status} {answer.text[:120]}")
-            return
-        outputs[i] = answer.ids
-        counts["tokens"] += len(answer.ids)
-        counts["steps"] += answer.meta.get("spec_verify_ct") or 0
-        counts["drafts"] += answer.meta.get("spec_num_correct_drafts") or 0
-
-    begun = time.monotonic()
-    await asyncio.gather(*(one(i) for i in range(len(held))))
-    figures: dict[str, object] = {"tok_s": counts["tokens"] / (time.monotonic() - begun)}
-    if counts["steps"]:
-        figures["commit_length"] = 1 + counts["drafts"] / counts["steps"]
-    if troubles:
-        figures["troubles"] = f"{len(troubles)}: {troubles[0]}"
-    lab.results.add("sampled", running.spec.name, f"C={concurrency}", None if not troubles else False, **figures)
-    return outputs
+    prompts = [p.ids for p in held]
+    got = await ask_all(running.ask, prompts, concurrency, NEW_TOKENS, sampling=lambda i: _given(lab, i))
+    figures: dict[str, object] = {"tok_s": got.tokens / got.seconds}
+    if got.commit_length is not None:
+        figures["commit_length"] = got.commit_length
+    if got.troubles:
+        figures["troubles"] = f"{len(got.troubles)}: {got.troubles[0]}"
+    lab.results.add("sampled", running.spec.name, f"C={concurrency}", None if not got.troubles else False, **figures)
+    return got.outputs
 
 
 def _given(lab: Lab, i: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .lab import Lab, Running
-from .tokens import HeldOut, fresh_key
+from .tokens import HeldOut, ask_all, fresh_key
 
 LOADS = ((1, 12), (8, 48), (32, 128), (64, 192))
 """(requests in flight, requests)."""
@@ -70,30 +70,17 @@ async def _alone(lab: Lab, names: tuple[str, ...]) -> AsyncIterator[list[Running
 
 async def _round(running: Running, held: list[HeldOut], concurrency: int, count: int) -> dict[str, Any]:
     """``count`` prompts, over and over the held-out ones, each in a namespace of its own; greedy, EOS ignored."""
-    gate, key = asyncio.Semaphore(concurrency), fresh_key()
-    totals = {"tokens": 0, "steps": 0, "drafts": 0, "other_text": 0}
-    troubles: list[str] = []
-
-    async def one(i: int) -> None:
-        prompt = held[i % len(held)]
-        async with gate:
-            answer = await running.ask.generate(
-                prompt.ids, NEW_TOKENS, sampling={"ignore_eos": True}, extra_key=f"{key}-{i}"
-            )
-        if answer.status != 200:
-            troubles.append(f"{answer.status} {answer.text[:120]}")
-            return
-        totals["tokens"] += len(answer.ids)
-        totals["steps"] += answer.meta.get("spec_verify_ct") or 0
-        totals["drafts"] += answer.meta.get("spec_num_correct_drafts") or 0
-        totals["other_text"] += answer.ids[: len(prompt.expected)] != list(prompt.expected)
-
-    begun = time.monotonic()
-    await asyncio.gather(*(one(i) for i in range(count)))
-    figures: dict[str, Any] = {"tok_s": totals["tokens"] / (time.monotonic() - begun), "troubles": troubles[:1]}
-    figures["differ_from_small_fp32"] = f"{totals['other_text']}/{count}"
-    if totals["steps"]:
-        figures["commit_length"] = 1 + totals["drafts"] / totals["steps"]
+    asked = [held[i % len(held)] for i in range(count)]
+    prompts = [p.ids for p in asked]
+    got = await ask_all(running.ask, prompts, concurrency, NEW_TOKENS, sampling=lambda i: {"ignore_eos": True})
+    unlike = sum(
+        ids is not None and ids[: len(prompt.expected)] != list(prompt.expected)
+        for ids, prompt in zip(got.outputs, asked, strict=True)
+    )
+    figures: dict[str, Any] = {"tok_s": got.tokens / got.seconds, "troubles": got.troubles[:1]}
+    figures["differ_from_small_fp32"] = f"{unlike}/{count}"
+    if got.commit_length is not None:
+        figures["commit_length"] = got.commit_length
     return figures
 
 

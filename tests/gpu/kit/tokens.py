@@ -9,11 +9,11 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ask import Asker
+from .ask import JSON, Asker
 from .lab import Lab, Running
 
 NEW_TOKENS = 128
@@ -69,9 +69,11 @@ async def ask_all(
     tokens: int,
     key: str | None = None,
     order: Sequence[int] | None = None,
+    sampling: Callable[[int], JSON] = lambda i: {},
 ) -> Round:
-    """The prompts, ``concurrency`` at a time, greedy, each in its own cache namespace: a new one, or those of ``key``,
-    where an earlier round left prompts and outputs. ``order``: which ones and in what order (default: all)."""
+    """The prompts, ``concurrency`` at a time, each in its own cache namespace: a new one, or those of ``key``, where an
+    earlier round left prompts and outputs. ``order``: which ones and in what order (default: all). ``sampling``: the
+    parameters of the i-th (default: greedy)."""
     gate = asyncio.Semaphore(concurrency)
     outputs: list[list[int] | None] = [None] * len(prompts)
     steps: list[int | None] = [None] * len(prompts)
@@ -81,7 +83,7 @@ async def ask_all(
     async def one(i: int) -> None:
         nonlocal drafts, cached
         async with gate:
-            answer = await ask.generate(prompts[i], tokens, extra_key=f"{key}-{i}")
+            answer = await ask.generate(prompts[i], tokens, extra_key=f"{key}-{i}", sampling=sampling(i))
         if answer.status == 200:
             outputs[i] = answer.ids
             steps[i] = answer.meta.get("spec_verify_ct") or 0

@@ -75,9 +75,9 @@ def attend(attention: ModuleType, width: int, head_dim: int, name: str, sm: int)
     block = {"DIM": head_dim, "BLOCK_D": next_power_of_2(head_dim)}
     constants = {"GROUP": 4, **block, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "MASKED": True, "CAPPED": True}
     types = {**tensors, **results, **places, **numbers, **counts}
-    compiled(attention._partial, types, constants, sm, num_warps=tiles.warps, num_stages=tiles.stages)
+    compiled(attention._attend_share, types, constants, sm, num_warps=tiles.warps, num_stages=tiles.stages)
     types = {**results, "o_ptr": f"*{name}"} | dict.fromkeys(("o_row", "o_head", "width", "heads", "parts"), "i32")
-    compiled(attention._merge, types, {**block, "PARTS": 32}, sm, num_warps=1)
+    compiled(attention._merge_shares, types, {**block, "PARTS": 32}, sm, num_warps=1)
 
 
 if __name__ == "__main__":

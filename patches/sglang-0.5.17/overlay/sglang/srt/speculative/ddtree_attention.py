@@ -64,7 +64,7 @@ def _add(q, k, v, seen, best, total, acc, scale, cap, CAPPED: tl.constexpr):  # 
 
 
 @triton.jit
-def _partial(  # type: ignore[no-untyped-def]
+def _attend_share(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,
     v_ptr,
@@ -156,7 +156,7 @@ def _partial(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _merge(  # type: ignore[no-untyped-def]
+def _merge_shares(  # type: ignore[no-untyped-def]
     out_ptr,
     log_sum_ptr,
     o_ptr,
@@ -228,7 +228,7 @@ def split_attention(
     log_sums = torch.empty((bs, shares + 1, width * heads), dtype=torch.float32, device=q.device)
     block_d = max(16, triton.next_power_of_2(dim))
     strides = [stride for each in (q, k, v, pool_k, pool_v) for stride in each.stride()[:2]]
-    _partial[(bs, kv_heads * row_tiles, shares + 1)](
+    _attend_share[(bs, kv_heads * row_tiles, shares + 1)](
         *(q, k, v, pool_k, pool_v, out, log_sums, kv_indptr, kv_indices),
         *(q if mask is None else mask, kv_indptr if mask_indptr is None else mask_indptr),
         *(scale, cap, *strides, width, shares, kv_heads),
@@ -242,7 +242,7 @@ def split_attention(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    _merge[(rows, heads)](
+    _merge_shares[(rows, heads)](
         *(out, log_sums, o, *o.stride()[:2], width, heads, shares + 1),
         DIM=dim,
         BLOCK_D=block_d,

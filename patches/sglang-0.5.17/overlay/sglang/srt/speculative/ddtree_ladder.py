@@ -74,12 +74,15 @@ class Ladder:
 
     def take(self, bs: int) -> Rung:
         """The rung of a batch of so many requests; the runner goes on with it."""
-        found = next(one for one in reversed(self.built) if one.rung.first <= bs)
+        found = self._at(bs)
         self._use(found)
         return found.rung
 
     def rung(self, bs: int) -> Rung:
-        return next(one for one in reversed(self._rungs) if one.first <= bs)
+        return self._at(bs).rung
+
+    def _at(self, bs: int) -> Built:
+        return next(one for one in reversed(self.built) if one.rung.first <= bs)
 
     def _use(self, built: Built) -> None:
         self._runner.attn_backend, self._runner.decode_cuda_graph_runner = built.backend, built.graphs

@@ -28,12 +28,6 @@ PLAIN = "ddtree_budget"
 """In a request's ``custom_params``: 0 lets no draft of it be accepted."""
 
 
-def add_logit_bias(logits: Tensor, info: SamplingBatchInfo | None, width: int) -> None:
-    """Add each request's bias to the logits [bs * width, V] of its nodes, in place."""
-    if info is not None and info.logit_bias is not None:
-        logits.view(-1, width, logits.shape[-1]).add_(info.logit_bias.to(logits.dtype).unsqueeze(1))
-
-
 def sampled_nodes(sampler: Any, logits: Tensor, info: SamplingBatchInfo | None, positions: Tensor) -> Tensor:
     """The target's token after each node: int64 [bs * W].
 

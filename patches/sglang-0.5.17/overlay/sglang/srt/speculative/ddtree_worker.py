@@ -24,8 +24,9 @@ from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput, Executed, snap
 from sglang.srt.speculative.ddtree_ladder import Ladder, parse_ladder
 from sglang.srt.speculative.ddtree_mask import mask_cells, write_mask
 from sglang.srt.speculative.ddtree_sampler import DDTreeDraftSampler
-from sglang.srt.speculative.ddtree_sampling import add_logit_bias, plain_rows, sampled_nodes
+from sglang.srt.speculative.ddtree_sampling import plain_rows, sampled_nodes
 from sglang.srt.speculative.ddtree_verify import PathMover, path_rows, walk
+from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from torch import Tensor
 
@@ -82,7 +83,6 @@ class DDTreeWorker(DFlashWorkerV2):
             self._draft_sampler = self._maybe_build_draft_sampler()
         if self._draft_sampler is None:
             raise RuntimeError("DDTREE needs the target's head for its draft; the line above says what is in the way.")
-        check_graphs(self.model_runner, self.draft_model_runner, self._width, int(self.block_size))
         self._mover = PathMover(kv_buffers(self.model_runner.token_to_kv_pool))
         rungs = parse_ladder(self.server_args.speculative_ddtree_ladder, self._budget)
         self._ladder = Ladder(self.model_runner, rungs)
@@ -132,7 +132,9 @@ class DDTreeWorker(DFlashWorkerV2):
         logits_output, can_run_cuda_graph = self._target_verify(batch, draft_input, verify_input, slots)
 
         logits = logits_output.next_token_logits
-        add_logit_bias(logits, batch.sampling_info, width)
+        apply_dflash_verify_logits_adjustments(
+            next_token_logits=logits, sampling_info=batch.sampling_info, draft_token_num=width
+        )
         target_predict = sampled_nodes(
             self.model_runner.sampler, logits, batch.sampling_info, verify_input.positions
         ).view(bs, width)
