@@ -66,7 +66,6 @@ def refused_target(change: dict[str, Any]) -> list[str]:
             **made,
             sliding_window_size=named.get("window"),
             model_config=None,
-            server_args=SimpleNamespace(page_size=named.get("page_size", 1)),
         )
         return list(ddtree_args.unsupported_runner(runner))
     finally:
