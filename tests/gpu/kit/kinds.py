@@ -63,6 +63,7 @@ def experts_of_pair(pair: Path, out: Path) -> None:
         "num_experts_per_tok": ASKED,
         "moe_intermediate_size": config["intermediate_size"],
         "norm_topk_prob": True,
+        "tie_word_embeddings": False,
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "router_aux_loss_coef": 0.0,
@@ -79,6 +80,8 @@ def experts_of_pair(pair: Path, out: Path) -> None:
             made[f"{before}.mlp.experts.{expert}.{after}"] = tensor.clone()
         router = torch.randn(EXPERTS, config["hidden_size"], generator=generator)
         made[f"{before}.mlp.gate.weight"] = router.to(tensor.dtype)
+    # SGLang's Qwen3-MoE has a head of its own, whatever the configuration says
+    made["lm_head.weight"] = made["model.embed_tokens.weight"].clone()
     _write(out / "target", config, made)
 
 
