@@ -35,6 +35,20 @@ PAIR = Path(__file__).parents[3] / "ddtree_ops" / "engine" / "pair"
 EXPERTS, ASKED = 8, 3
 """Of a layer, and of them a token's."""
 
+WITH_EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": ASKED,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "router_aux_loss_coef": 0.0,
+    "output_router_logits": False,
+}
+"""Of a Qwen3-MoE's configuration, beside a Qwen3's."""
+
 GROUPS, MEMBERS = 127, 4
 RESERVED, END, MASK = 4, 0, 1
 """The first tokens are in no group and in no text: that which ends one, and the drafter's mask token, as the pair's
@@ -56,19 +70,7 @@ def experts_of_pair(pair: Path, out: Path) -> None:
     shutil.copytree(pair, out, ignore=shutil.ignore_patterns("model.safetensors"))
     shutil.copy(pair / "draft" / "model.safetensors", out / "draft")
     config = json.loads((pair / "target" / "config.json").read_text())
-    config |= {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": ASKED,
-        "moe_intermediate_size": config["intermediate_size"],
-        "norm_topk_prob": True,
-        "tie_word_embeddings": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "router_aux_loss_coef": 0.0,
-        "output_router_logits": False,
-    }
+    config |= {**WITH_EXPERTS, "moe_intermediate_size": config["intermediate_size"]}
     generator = torch.Generator().manual_seed(7)
     made: dict[str, Tensor] = {}
     for name, tensor in load_file(pair / "target" / "model.safetensors").items():
@@ -120,7 +122,42 @@ def latent_pair(out: Path, shape: Latent = Latent(), seed: int = 11) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(PAIR / "target" / name, out / "target")
     generator = torch.Generator().manual_seed(seed)
-    config: dict[str, Any] = {
+    _write(out / "target", latent_config(shape), latent_weights(shape, generator))
+    draft = json.loads((PAIR / "draft" / "config.json").read_text())
+    draft |= {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 16,
+        "num_attention_heads": DRAFT_HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": DRAFT_HEAD_DIM,
+        "max_position_embeddings": POSITIONS,
+        "rope_theta": THETA,
+        "torch_dtype": "float32",
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "tie_word_embeddings": False,
+        "num_hidden_layers": 1,
+        "max_window_layers": 1,
+        "num_target_layers": shape.layers,
+        "block_size": BLOCK,
+        "layer_types": ["full_attention"],
+        "dflash_config": {
+            "mask_token_id": MASK,
+            "target_layer_ids": [1],
+            "block_size": BLOCK,
+            "num_target_layers": shape.layers,
+        },
+    }
+    _write(out / "draft", draft, guessing_weights())
+    chosen = torch.randint(RESERVED, VOCABULARY, (100, 24), generator=generator).tolist()
+    prompts = [{"prompt_ids": ids[: 9 + i % 16], "ar_fp32": []} for i, ids in enumerate(chosen)]
+    (out / "held_out.json").write_text(json.dumps(prompts) + "\n")
+
+
+def latent_config(shape: Latent) -> dict[str, Any]:
+    """Of the target."""
+    return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "vocab_size": VOCABULARY,
@@ -161,37 +198,6 @@ def latent_pair(out: Path, shape: Latent = Latent(), seed: int = 11) -> None:
         "pad_token_id": END,
         "use_cache": True,
     }
-    _write(out / "target", config, latent_weights(shape, generator))
-    draft = json.loads((PAIR / "draft" / "config.json").read_text())
-    draft |= {
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": 16,
-        "num_attention_heads": DRAFT_HEADS,
-        "num_key_value_heads": 1,
-        "head_dim": DRAFT_HEAD_DIM,
-        "max_position_embeddings": POSITIONS,
-        "rope_theta": THETA,
-        "torch_dtype": "float32",
-        "eos_token_id": END,
-        "pad_token_id": END,
-        "tie_word_embeddings": False,
-        "num_hidden_layers": 1,
-        "max_window_layers": 1,
-        "num_target_layers": shape.layers,
-        "block_size": BLOCK,
-        "layer_types": ["full_attention"],
-        "dflash_config": {
-            "mask_token_id": MASK,
-            "target_layer_ids": [1],
-            "block_size": BLOCK,
-            "num_target_layers": shape.layers,
-        },
-    }
-    _write(out / "draft", draft, guessing_weights())
-    chosen = torch.randint(RESERVED, VOCABULARY, (100, 24), generator=generator).tolist()
-    prompts = [{"prompt_ids": ids[: 9 + i % 16], "ar_fp32": []} for i, ids in enumerate(chosen)]
-    (out / "held_out.json").write_text(json.dumps(prompts) + "\n")
 
 
 def latent_weights(shape: Latent, generator: torch.Generator) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ def configured(**arguments: Any) -> Iterator[Any]:
     """As if a server had been started with these arguments, on one rank."""
     from sglang.srt.runtime_context import get_context, get_parallel
 
-    groups = ("tp", "pp", "attn_tp", "moe_ep")
+    groups = ("tp", "pp", "attn_tp", "attn_dp", "attn_cp", "moe_ep", "moe_tp", "moe_dp")
     one = {f"{group}_{kind}": int(kind == "size") for group in groups for kind in ("size", "rank")}
     with get_context().override_server_args(**arguments) as server_args, get_parallel().override(**one):
         yield server_args

@@ -10,6 +10,7 @@ import torch
 
 from .configured import configured
 from .planting import plant
+from .real_target import alone
 from .sampling import Absent, ar_text, batch_info, requests, sampler
 from .toy import VOCABULARY
 from .toy_server import Server, Setting
@@ -41,8 +42,9 @@ def decoded(
     given = sampling or [{"temperature": 0.0}] * len(prompts)
     try:
         with (
-            configured(**Setting(**setting).arguments(), sampling_backend="pytorch"),
+            configured(**Setting(**setting).arguments(), sampling_backend="pytorch", attention_backend="triton"),
             torch.inference_mode(),
+            alone(),
             mock.patch.dict(os.environ, {"SGLANG_DDTREE_SPLIT_PREFIX": "1"} if split else {}),
         ):
             return _decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
@@ -54,7 +56,11 @@ def started(setting: dict[str, Any], fault: str | None = None) -> dict[str, Any]
     """The start-up canary: what it says, None when it passes, and what it leaves behind of the table."""
     restore = plant(fault) if fault else lambda: None
     try:
-        with configured(**Setting(**setting).arguments()), torch.inference_mode():
+        with (
+            configured(**Setting(**setting).arguments(), attention_backend="triton"),
+            torch.inference_mode(),
+            alone(),
+        ):
             server = Server(Setting(**setting), Setting(**setting).toy(5), 9, False)
             server.runner.canary_manager = None
             server.runner.war_fastpath_read_done_event = "the canary's"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,10 @@ class Rows:
 
 
 class Toy:
+    vocabulary, hidden, depth = VOCABULARY, HIDDEN, LAYERS
+    latents: tuple[int, int] | None = None
+    """Sizes of a latent and of its rotated part, where these are kept and not keys and values."""
+
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
 
@@ -53,6 +59,28 @@ class Toy:
     @property
     def shape(self) -> Shape:
         return Shape(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, HEAD_DIM**-0.5)
+
+    def radix(self, layer: int) -> Any:
+        """What the backend reads of a RadixAttention."""
+        from sglang.srt.layers.radix_attention import AttentionType
+
+        return SimpleNamespace(
+            layer_id=layer,
+            tp_q_head_num=self.shape.heads,
+            tp_k_head_num=self.shape.kv_heads,
+            qk_head_dim=self.shape.keys,
+            v_head_dim=self.shape.values,
+            head_dim=self.shape.keys,
+            k_scale=None,
+            v_scale=None,
+            logit_cap=0.0,
+            logit_capping_method="tanh",
+            is_cross_attention=False,
+            attn_type=AttentionType.DECODER,
+            sliding_window_size=-1,
+            scaling=self.shape.scale,
+            xai_temperature_len=-1,
+        )
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Rows:
         """tokens, positions: [n]."""

@@ -19,6 +19,8 @@ RANK = 256
 class LatentToy(Toy):
     """Kept of a token: [RANK + ROPE] a layer."""
 
+    latents = (RANK, ROPE)
+
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
 

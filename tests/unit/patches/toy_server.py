@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from .backend import triton_backend
-from .toy import HIDDEN, LAYERS, VOCABULARY, Toy
-from .toy_latent import RANK, ROPE, LatentToy
+from .toy import Toy
+from .toy_latent import LatentToy
 
 SLOTS, COLUMNS = 400, 96
+FAVOUR = (4, 7)
+"""Of a few words, and of hundreds, whose noise reaches higher."""
 
 
 class _Event:
@@ -34,7 +36,7 @@ class _Event:
 @dataclass
 class Setting:
     """One server: ``graphs`` is the largest captured batch size, 0 for none; ``latent``: a target with MLA; ``page``:
-    tokens of a page of KV."""
+    tokens of a page of KV; ``real``: a target of SGLang's own (real_target), which needs `real_target.alone`."""
 
     block: int
     budget: int
@@ -43,6 +45,7 @@ class Setting:
     ladder: str | None = None
     latent: bool = False
     page: int = 1
+    real: str | None = None
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,6 +65,10 @@ class Setting:
         }
 
     def toy(self, seed: int) -> Toy:
+        if self.real is not None:
+            from .real_target import RealTarget
+
+            return RealTarget(self.real)
         return (LatentToy if self.latent else Toy)(seed)
 
 
@@ -129,7 +136,7 @@ class Server:
 
         self.setting, self.toy, self.debug = setting, toy, debug
         self.generator = torch.Generator().manual_seed(seed)
-        self.pool = kv_pool(setting, SLOTS if table is None else slots)
+        self.pool = kv_pool(toy, setting.page, slots)
         if table is None:
             table = torch.zeros(4, COLUMNS, dtype=torch.int32)
             table[1:] = (torch.randperm(SLOTS, generator=self.generator)[: 3 * COLUMNS] + 1).view(3, COLUMNS).int()
@@ -152,15 +159,15 @@ class Server:
             is_draft_worker=False,
             spec_algorithm=SpeculativeAlgorithm.DDTREE,
             ngram_embedding_manager=SimpleNamespace(enabled=False),
-            model_config=SimpleNamespace(model_is_mrope=False, vocab_size=VOCABULARY),
+            model_config=SimpleNamespace(model_is_mrope=False, vocab_size=toy.vocabulary),
             server_args=SimpleNamespace(
                 enable_lora=False,
                 enable_return_hidden_states=False,
                 cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(bs=list(range(1, setting.graphs + 1)))),
             ),
             model=SimpleNamespace(
-                get_input_embeddings=lambda: torch.nn.Embedding(VOCABULARY, HIDDEN),
-                lm_head=SimpleNamespace(weight=torch.eye(VOCABULARY)),
+                get_input_embeddings=lambda: torch.nn.Embedding(toy.vocabulary, toy.hidden),
+                lm_head=SimpleNamespace(weight=torch.eye(toy.vocabulary)),
             ),
         )
         if setting.graphs:
@@ -180,7 +187,7 @@ class Server:
             kv_heads=shape.kv_heads,
             v_head_dim=shape.values,
             context_len=self.table.shape[1] - 20,
-            arch=AttentionArch.MLA if self.setting.latent else None,
+            arch=None if self.toy.latents is None else AttentionArch.MLA,
             page_size=self.setting.page,
         )
 
@@ -223,7 +230,8 @@ class Server:
             _ladder=Ladder(self.runner, parse_ladder(setting.ladder, setting.budget)),
         )
         worker._ladder.build()
-        head = {"weight": torch.eye(VOCABULARY), "num_org": VOCABULARY, "org_vocab_start": 0, "max_bs": 3}
+        words = self.toy.vocabulary
+        head = {"weight": torch.eye(words), "num_org": words, "org_vocab_start": 0, "max_bs": 3}
         worker._draft_sampler = worker._make_draft_sampler(block_size=setting.block, **head)
         return worker
 
@@ -232,11 +240,11 @@ class Server:
         bs, block = batch.batch_size, self.setting.block
         if self.drafter is not None:
             self._draft_context(batch, self.drafter)
-        logits = torch.randn(bs, block, VOCABULARY, generator=self.generator)
+        logits = torch.randn(bs, block, self.toy.vocabulary, generator=self.generator)
         for place, start in enumerate(batch.positions.view(bs, block)[:, 0].tolist()):
             i = self.rows[place]
             for j in range(1, block):
-                favour = 4 * float(torch.rand((), generator=self.generator)) - 0.5
+                favour = FAVOUR[self.toy.vocabulary > 100] * float(torch.rand((), generator=self.generator)) - 0.5
                 logits[place, j, self.texts[i][start + j]] += favour
         hidden = logits.view(bs * block, -1)
         if self.setting.graphs:
@@ -283,7 +291,7 @@ class Server:
         batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, out_cache_loc=loc)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            given = (q.reshape(len(tokens), -1), k, v, attention(self.toy, layer), batch)
+            given = (q.reshape(len(tokens), -1), k, v, self.toy.radix(layer), batch)
             return backend.forward_extend(*given)  # type: ignore[no-any-return]
 
         rows = self.toy.forward(tokens, positions, attend)
@@ -300,7 +308,7 @@ class Server:
 
     def buffers(self, layer: int) -> list[torch.Tensor]:
         """Of the pool, those that hold what `Toy.kept` says of a layer."""
-        if self.setting.latent:
+        if self.toy.latents is not None:
             return [self.pool.kv_buffer[layer]]
         return [self.pool.k_buffer[layer], self.pool.v_buffer[layer]]
 
@@ -314,41 +322,17 @@ class Server:
         )
 
 
-def kv_pool(setting: Setting, slots: int) -> Any:
+def kv_pool(toy: Toy, page: int, slots: int) -> Any:
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
     common = {
         "size": slots,
-        "page_size": setting.page,
+        "page_size": page,
         "dtype": torch.float32,
-        "layer_num": LAYERS,
+        "layer_num": toy.depth,
         "device": "cpu",
         "enable_memory_saver": False,
     }
-    if setting.latent:
-        return MLATokenToKVPool(**common, kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
-    shape = setting.toy(0).shape
-    return MHATokenToKVPool(**common, head_num=shape.kv_heads, head_dim=shape.keys)
-
-
-def attention(toy: Toy, layer: int) -> Any:
-    """What the backend reads of a RadixAttention."""
-    from sglang.srt.layers.radix_attention import AttentionType
-
-    return SimpleNamespace(
-        layer_id=layer,
-        tp_q_head_num=toy.shape.heads,
-        tp_k_head_num=toy.shape.kv_heads,
-        qk_head_dim=toy.shape.keys,
-        v_head_dim=toy.shape.values,
-        head_dim=toy.shape.keys,
-        k_scale=None,
-        v_scale=None,
-        logit_cap=0.0,
-        logit_capping_method="tanh",
-        is_cross_attention=False,
-        attn_type=AttentionType.DECODER,
-        sliding_window_size=-1,
-        scaling=toy.shape.scale,
-        xai_temperature_len=-1,
-    )
+    if toy.latents is not None:
+        return MLATokenToKVPool(**common, kv_lora_rank=toy.latents[0], qk_rope_head_dim=toy.latents[1])
+    return MHATokenToKVPool(**common, head_num=toy.shape.kv_heads, head_dim=toy.shape.keys)
