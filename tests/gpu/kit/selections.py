@@ -25,7 +25,8 @@ def _tree(name: str, budget: int, topk: int, dtype: str = "float32", **more: Any
 
 TREES = (
     *(_tree(f"tree-{budget}-{topk}", budget, topk) for budget, topk in PAIRS),
-    _tree("tree-7-1-bf16", 7, 1, "bfloat16"),
+    # by the chain's own attention kernel, which rounds as the chain does
+    _tree("tree-7-1-bf16", 7, 1, "bfloat16", split=False),
     _tree("tree-8-4-eager", 8, 4, graphs=False),
     _tree("tree-64-8-eager", 64, 8, graphs=False),
     # narrower than the drafter's block
@@ -37,6 +38,8 @@ TREES = (
     # SGLang's own watch over KV slots, which follows chains
     _tree("tree-7-1-kv-canary", 7, 1, more=("--enable-metrics", "--kv-canary", "raise")),
     _tree("tree-16-4-bf16", 16, 4, "bfloat16"),
+    # a round of 32 that ends goes through all three
+    _tree("tree-16-4-ladder", 16, 4, ladder="4:8,16:0"),
 )
 FAULTY = (
     *(_tree(f"fault-{name}", 16, 4, faults=(name, "no-canary")) for name in PLANTED),
@@ -53,7 +56,7 @@ FAST = (
     Spec("fast-ar", dtype="bfloat16", slots=40000, more=_LARGE),
     Spec("fast-chain", "dflash", "bfloat16", slots=40000, more=_LARGE),
     _tree("fast-tree-8-4", 8, 4, "bfloat16", slots=40000, more=_LARGE),
-    _tree("fast-tree-16-4", 16, 4, "bfloat16", slots=40000, more=_LARGE),
+    _tree("fast-ladder", 16, 4, "bfloat16", slots=40000, more=_LARGE, ladder="8:8"),
 )
 """For the padded pair (benchmarks/gpu/pad)."""
 
@@ -84,6 +87,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "tokens": CHAINS,
     "tree": (
         *("ar-fp32", "dflash-fp32", "dflash-bf16-stock", "tree-7-1-bf16", "tree-8-4-eager", "tree-64-8-eager"),
+        "tree-16-4-ladder",
         *(f"tree-{budget}-{topk}" for budget, topk in PAIRS),
     ),
     "churn": ("ar-fp32", *CHURNED),
@@ -91,6 +95,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "faults": ("ar-fp32", "tree-16-4", *(spec.name for spec in FAULTY if not spec.name.startswith("fault-sampled-"))),
     "sampled": (
         *("ar-fp32", "dflash-fp32", "tree-7-1", "tree-16-4", "tree-64-8", "ar-bf16", "dflash-bf16", "tree-16-4-bf16"),
+        "tree-16-4-ladder",
         *(spec.name for spec in FAULTY if spec.name.startswith("fault-sampled-")),
     ),
     "logprobs": (

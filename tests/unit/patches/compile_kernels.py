@@ -27,7 +27,7 @@ def module(overlay: Path, name: str) -> ModuleType:
     return made
 
 
-SHAPES = ((64, "bf16"), (256, "bf16"), (128, "fp32"))
+SHAPES = ((128, "bf16"), (256, "bf16"), (128, "fp32"))
 """(head size, type) of the attention, which takes a quarter of a minute to compile."""
 
 
@@ -65,18 +65,21 @@ def attend(attention: ModuleType, width: int, head_dim: int, name: str, sm: int)
     """Four query heads a KV head, under a mask, with capped scores: the most that the kernel does."""
     from triton import next_power_of_2
 
-    tiles = attention.tiles_of(4 * width, head_dim, 2 if name == "bf16" else 4)
     tensors = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "pool_k_ptr", "pool_v_ptr"), f"*{name}")
     results = {"out_ptr": "*fp32", "log_sum_ptr": "*fp32"}
+    written = {**results, "o_ptr": f"*{name}"}
     places = {"kv_indptr_ptr": "*i32", "kv_indices_ptr": "*i64", "mask_ptr": "*u8", "mask_indptr_ptr": "*i64"}
     numbers = {"scale": "fp32", "cap": "fp32"}
-    strides = [f"{of}_{by}" for of in ("q", "k", "v", "pool_k", "pool_v") for by in ("row", "head")]
+    strides = [f"{of}_{by}" for of in ("o", "q", "k", "v", "pool_k", "pool_v") for by in ("row", "head")]
     counts = dict.fromkeys([*strides, "width", "shares", "kv_heads"], "i32")
     block = {"DIM": head_dim, "BLOCK_D": next_power_of_2(head_dim)}
-    constants = {"GROUP": 4, **block, "ROWS": tiles.rows, "COLUMNS": tiles.columns, "MASKED": True, "CAPPED": True}
-    types = {**tensors, **results, **places, **numbers, **counts}
-    compiled(attention._attend_share, types, constants, sm, num_warps=tiles.warps, num_stages=tiles.stages)
-    types = {**results, "o_ptr": f"*{name}"} | dict.fromkeys(("o_row", "o_head", "width", "heads", "parts"), "i32")
+    types = {**tensors, **written, **places, **numbers, **counts}
+    for split in (True, False):
+        tiles = attention.tiles_of(4 * width, head_dim, 2 if name == "bf16" else 4, split)
+        constants = {"GROUP": 4, **block, "ROWS": tiles.rows, "COLUMNS": tiles.columns}
+        constants |= {"MASKED": True, "CAPPED": True, "SPLIT": split, "LEAST": attention.MIN_KEYS}
+        compiled(attention._attend_share, types, constants, sm, num_warps=tiles.warps, num_stages=tiles.stages)
+    types = written | dict.fromkeys(("o_row", "o_head", "width", "heads", "parts"), "i32")
     compiled(attention._merge_shares, types, {**block, "PARTS": 32}, sm, num_warps=1)
 
 

@@ -26,7 +26,7 @@ def decoded(
     tokens: int,
     fault: str | None = None,
     sampling: list[dict[str, Any]] | None = None,
-    split: bool = False,
+    split: bool = True,
     turns: list[list[int]] | None = None,
 ) -> dict[str, Any]:
     """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
@@ -34,7 +34,7 @@ def decoded(
     {"wrong": first difference from AR's text, the pool, the appended features, or None, "commits": tokens a step and
     request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
     checks are then off, so that the fault goes as far as it does in service. sampling: each request's parameters
-    (default: greedy). split: with 18-ddtree-split-prefix's attention.
+    (default: greedy). split: without it, SGLang's own attention kernel.
     turns: which requests each step has (default: all, until all have ``tokens``).
     """
     restore = plant(fault) if fault else lambda: None
@@ -43,7 +43,7 @@ def decoded(
         with (
             configured(**Setting(**setting).arguments(), sampling_backend="pytorch"),
             torch.inference_mode(),
-            mock.patch.dict(os.environ, {"SGLANG_DDTREE_SPLIT_PREFIX": "1"} if split else {}),
+            mock.patch.dict(os.environ, {} if split else {"SGLANG_DDTREE_SPLIT_PREFIX": "0"}),
         ):
             return _decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
     finally:
