@@ -43,7 +43,7 @@ async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], con
     async def server(name: str) -> None:
         async with lab.hold(name) as (running,):
             if running.spec.budget is not None:
-                await _resolved(lab, running)
+                await resolved(lab, running)
             for concurrency in concurrencies:
                 some = (
                     prompts[:SERIAL] if concurrency == 1 else prompts[:REFERENCE_ROWS] if concurrency < 32 else prompts
@@ -53,7 +53,7 @@ async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], con
                 tell(lab, "tree", running, concurrency, got, some)
                 _tell_length(lab, running, got, some)
                 if running.spec.budget is not None:
-                    await _executed(lab, running, f"C={concurrency}, executed")
+                    await executed(lab, running, f"C={concurrency}, executed")
             if running.spec.dtype == "float32":
                 of_longer[name] = await ask_all(running.ask, longer, 8, NEW_TOKENS)
 
@@ -73,7 +73,7 @@ async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], con
             lab.results.add("tree", name, f"prompts of {LONG}, C=8, against AR", ok, **figures)
 
 
-async def _resolved(lab: Lab, running: Running) -> None:
+async def resolved(lab: Lab, running: Running) -> None:
     """What the server says it is, and how wide its graphs were captured."""
     spec = running.spec
     assert spec.budget is not None
@@ -97,7 +97,7 @@ async def _resolved(lab: Lab, running: Running) -> None:
     lab.results.add("tree", spec.name, "captured widths", widths == expected if spec.graphs else not found, **widths)
 
 
-async def _executed(lab: Lab, running: Running, case: str) -> None:
+async def executed(lab: Lab, running: Running, case: str) -> None:
     """The last step's trees in /server_info; the same in /metrics where they are on."""
     spec = running.spec
     state = ((await running.ask.get("/server_info")).body.get("internal_states") or [{}])[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from . import branching, churn, drawn, faulty, hostile, scoring, speed, tokens
+from . import branching, churn, drawn, faulty, hostile, ranks, scoring, speed, tokens
 from .lab import Lab, Spec
 from .trees import FAULTS, Trees
 
@@ -78,9 +78,10 @@ SPECS = {
         *TREES,
         *FAULTY,
         *FAST,
+        *ranks.RANKED,
     )
 }
-CHAINS = tuple(n for n, spec in SPECS.items() if spec.algorithm != "ddtree" and not n.startswith("fast-"))
+CHAINS = tuple(n for n, spec in SPECS.items() if spec.algorithm != "ddtree" and not n.startswith(("fast-", "tp2-")))
 CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-7-1-kv-canary", "tree-4-2")
 #: selection -> the servers that it asks
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -127,6 +128,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "fatal": ("ar-bf16-stock", "dflash-bf16-stock"),
     "speed": tuple(spec.name for spec in FAST),
     "traces": tuple(spec.name for spec in FAST),
+    "ranks": ("ar-fp32", "tree-8-4", "tree-16-4", *(spec.name for spec in ranks.RANKED)),
     "deploy": (),
 }
 
@@ -175,6 +177,7 @@ def plan(
             lab, held, tuple(name for name in there("faults") if SPECS[name].faults), "ar-fp32", "tree-16-4"
         ),
         "sampled": lambda: drawn.run_sampled(lab, held, there("sampled"), concurrency),
+        "ranks": lambda: ranks.run_ranks(lab, held, there("ranks"), concurrency),
         "logprobs": lambda: scoring.run_logprobs(lab, held, there("logprobs")),
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
         "speed": lambda: speed.run_speed(lab, held, there("speed")),

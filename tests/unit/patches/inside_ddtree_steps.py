@@ -45,7 +45,7 @@ def decoded(
             torch.inference_mode(),
             mock.patch.dict(os.environ, {} if split else {"SGLANG_DDTREE_SPLIT_PREFIX": "0"}),
         ):
-            return _decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
+            return decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
     finally:
         restore()
 
@@ -69,16 +69,18 @@ def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]
         restore()
 
 
-def _decode(
+def decode(
     setting: Setting,
     prompts: list[int],
     tokens: int,
     debug: bool,
     sampling: list[dict[str, Any]],
-    turns: list[list[int]] | None,
+    turns: list[list[int]] | None = None,
+    head: Any = None,
 ) -> dict[str, Any]:
+    """What `decoded` does, configured already. head: this rank's, where there are ranks."""
     toy = Toy(5)
-    server = Server(setting, toy, 9, debug)
+    server = Server(setting, toy, 9, debug, head)
     beginnings = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(length)] for i, length in enumerate(prompts)]
     server.runner.sampler = sampler()
     server.texts = [

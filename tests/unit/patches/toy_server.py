@@ -107,11 +107,12 @@ class Graphs:
 class Server:
     """The worker after an ``__init__`` that loaded nothing, and the memory that it works on."""
 
-    def __init__(self, setting: Setting, toy: Toy, seed: int, debug: bool) -> None:
+    def __init__(self, setting: Setting, toy: Toy, seed: int, debug: bool, head: Any = None) -> None:
+        """head: this rank's part of the drafter's, where there are ranks; the worker then looks for it itself."""
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-        self.setting, self.toy, self.debug = setting, toy, debug
+        self.setting, self.toy, self.debug, self.ranked = setting, toy, debug, head is not None
         self.generator = torch.Generator().manual_seed(seed)
         self.pool = MHATokenToKVPool(
             size=SLOTS,
@@ -148,7 +149,7 @@ class Server:
             ),
             model=SimpleNamespace(
                 get_input_embeddings=lambda: torch.nn.Embedding(VOCABULARY, HIDDEN),
-                lm_head=SimpleNamespace(weight=torch.eye(VOCABULARY)),
+                lm_head=head or SimpleNamespace(weight=torch.eye(VOCABULARY)),
             ),
         )
         if setting.graphs:
@@ -164,7 +165,7 @@ class Server:
 
     def _worker(self) -> Any:
         from sglang.srt.speculative import ddtree_worker, dflash_worker_v2
-        from sglang.srt.speculative.ddtree_checks import Checks
+        from sglang.srt.speculative.ddtree_checks import AGREEMENTS, Checks
         from sglang.srt.speculative.ddtree_ladder import Ladder, parse_ladder
         from sglang.srt.speculative.ddtree_verify import PathMover
 
@@ -180,7 +181,7 @@ class Server:
         setting = self.setting
         levels = min(setting.block - 1, setting.budget)
         checks = Checks(setting.block, levels)
-        checks._debug, checks._agreements = self.debug, 0
+        checks._debug, checks._agreements = self.debug, AGREEMENTS if self.ranked else 0
         worker = object.__new__(ddtree_worker.DDTreeWorker)
         worker.__dict__.update(
             block_size=setting.block,
@@ -209,6 +210,9 @@ class Server:
             _ladder=Ladder(self.runner, parse_ladder(setting.ladder, setting.budget)),
         )
         worker._ladder.build()
+        if self.ranked:
+            worker._draft_sampler = worker._maybe_build_draft_sampler()
+            return worker
         head = {"weight": torch.eye(VOCABULARY), "num_org": VOCABULARY, "org_vocab_start": 0, "max_bs": 3}
         worker._draft_sampler = worker._make_draft_sampler(block_size=setting.block, **head)
         return worker

@@ -145,11 +145,13 @@ def top_logprobs(logits: Tensor, topk: int) -> tuple[Tensor, Tensor, Tensor]:
 
     logits: [n, vocabulary], any floating type. Equal values: lower id first; which of several equal values at the edge
     of the ``topk`` are kept is the kernel's choice, the same on all ranks. One candidate is argmax's, as the chain's.
+    A vocabulary of fewer than ``topk`` (a shard's) gives as many, or none.
     """
-    if topk == 1:
+    there = min(topk, logits.shape[-1])
+    if there == 1:
         values, ids = logits.max(dim=-1, keepdim=True)
     else:
-        values, ids = logits.topk(topk, dim=-1)
+        values, ids = logits.topk(there, dim=-1)
         ids, order = ids.sort(dim=-1)
         values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
         ids = ids.gather(1, order)

@@ -17,6 +17,7 @@ from sglang.srt.speculative.ddtree_build import (
     top_logprobs,
 )
 from torch import Tensor
+from torch.nn.functional import pad
 
 CHUNK_BYTES = 128 << 20
 """Of float32 logits at once: the sum of exponentials is taken in float32, chunk by chunk of rows."""
@@ -41,12 +42,9 @@ class DDTreeDraftSampler:
         max_bs: int,
         tp_group: Any = None,
     ) -> None:
-        """weight: the head's rows of this rank, the first ``num_org`` of them real. tp_group None: one rank.
-
-        Raises ValueError where a shard has fewer rows than ``topk``.
+        """weight: the head's rows of this rank, the first ``num_org`` of them real, which may be fewer than ``topk`` or
+        none: the last ranks of an odd vocabulary have what is left. tp_group None: one rank.
         """
-        if num_org < topk:
-            raise ValueError(f"DDTREE: --speculative-ddtree-topk {topk} exceeds a vocabulary shard of {num_org} rows")
         self._weight = weight[:num_org]
         self._start = org_vocab_start
         self._block_size, self._budget, self._topk = block_size, budget, topk
@@ -72,12 +70,15 @@ class DDTreeDraftSampler:
 
     def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probabilities, token ids), each [rows, K]."""
-        rows = max(1, CHUNK_BYTES // (4 * self._weight.shape[0]))
+        rows = max(1, CHUNK_BYTES // (4 * max(1, self._weight.shape[0])))
         parts = [top_logprobs(torch.matmul(part, self._weight.T), self._topk) for part in torch.split(hidden, rows)]
         values, ids, totals = (torch.cat(part) for part in zip(*parts, strict=True))
         ids = ids + self._start
         if self._tp_group is None:
             return values - totals.unsqueeze(1), ids
+        # Shards of fewer rows than K send as many values as the others; none of these is ever among the best K.
+        short = (0, self._topk - values.shape[1])
+        values, ids = pad(values, short, value=float("-inf")), pad(ids, short)
         return merge_shards(self._gather(values), self._gather(ids), self._gather(totals), self._topk)
 
     def _gather(self, mine: Tensor) -> Tensor:
