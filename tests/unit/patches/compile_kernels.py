@@ -57,8 +57,22 @@ def main(overlay: Path, sm: int) -> None:
     pointers = {"data_ptrs": "*u64", "row_bytes_ptr": "*i64", "slots_ptr": "*i64", "path_ptr": "*i64"}
     types = {**pointers, "commit_lens_ptr": "*i32", "slots_stride": "i32", "path_stride": "i32"}
     compiled(verify._move_path, types, {"TILE": verify.TILE_BYTES}, sm)
+    draft(module(overlay, "ddtree_candidates"), module(overlay, "ddtree_build"), sm)
     for head_dim, name in SHAPES:
         attend(attention, WIDTHS[-1][0], head_dim, name, sm)
+
+
+def draft(candidates: ModuleType, build: ModuleType, sm: int) -> None:
+    """A vocabulary of 38 chunks, 8 candidates, a tree of 64."""
+    of_chunk = {"values_ptr": "*fp32", "ids_ptr": "*i32", "tops_ptr": "*fp32", "sums_ptr": "*fp32"}
+    counts = {"row_stride": "i32", "vocabulary": "i32", "chunks": "i32", "topk": "i32"}
+    compiled(candidates._best_of_chunk, {"logits_ptr": "*bf16", **of_chunk, **counts}, {"CHUNK": candidates.CHUNK}, sm)
+    of_row = {"best_ptr": "*fp32", "best_ids_ptr": "*i64", "totals_ptr": "*fp32", "chunks": "i32", "topk": "i32"}
+    compiled(candidates._best_of_row, {**of_chunk, **of_row}, {"CHUNKS": 64, "BLOCK": 512}, sm, num_warps=1)
+    arrays = ("parents", "depths", "ranks", "next_token", "next_sibling", "tokens")
+    pointers = {"logprobs_ptr": "*fp32", **dict.fromkeys((f"{n}_ptr" for n in ("ids", "bonus", *arrays)), "*i64")}
+    counts = dict.fromkeys(("bonus_stride", "bs", "levels", "topk", "budget"), "i32")
+    compiled(build._grow, {**pointers, **counts}, {"BLOCK_BS": 1, "BLOCK_W": 128}, sm, num_warps=1)
 
 
 def attend(attention: ModuleType, width: int, head_dim: int, name: str, sm: int) -> None:

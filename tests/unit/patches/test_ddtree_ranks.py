@@ -28,13 +28,13 @@ FAULTS: dict[str, dict[str, list[tuple[str, str]]]] = {
     "local ids": {"ddtree_sampler": [("ids = ids + self._start", "ids = ids")]},
     "padding drafted": {"ddtree_sampler": [("self._weight = weight[:num_org]", "self._weight = weight")]},
     "no gather": {"ddtree_sampler": [("if self._tp_group is None:", "if True:")]},
-    "the first shard's sum": {"ddtree_build": [("torch.logsumexp(totals, dim=0)", "totals[0]")]},
+    "the first shard's sum": {"ddtree_candidates": [("torch.logsumexp(totals, dim=0)", "totals[0]")]},
     "ranks of rank order": {
-        "ddtree_build": [("chosen = ids.permute(1, 0, 2)", "chosen = ids.flip(0).permute(1, 0, 2)")]
+        "ddtree_candidates": [("chosen = ids.permute(1, 0, 2)", "chosen = ids.flip(0).permute(1, 0, 2)")]
     },
 }
 TIES_FAULT = {
-    "ddtree_build": [
+    "ddtree_candidates": [
         ("flat = values.permute", "flat = values.flip(0).permute"),
         ("chosen = ids.permute", "chosen = ids.flip(0).permute"),
     ]
@@ -70,8 +70,8 @@ def wrong(told: dict[str, Any], case: dict[str, Any]) -> str | None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_every_rank_drafts_what_one_rank_would(ranks: int, patched: Tree) -> None:
-    told = patched(inside_ddtree_ranks.drawn, CASES, ranks, {})
+def test_every_rank_drafts_what_one_rank_would(ranks: int, interpreted: Tree) -> None:
+    told = interpreted(inside_ddtree_ranks.drawn, CASES, ranks, {})
     assert [wrong(one, case) for one, case in zip(told, CASES, strict=True)] == [None] * len(CASES)
     rows = [[mine["rows"] for mine in one["ranks"]] for one in told]
     assert any(real == 0 for case in rows for real, _ in case), "no rank has padding alone"
@@ -79,22 +79,22 @@ def test_every_rank_drafts_what_one_rank_would(ranks: int, patched: Tree) -> Non
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_equal_logits_are_broken_by_the_lower_id_on_every_rank(ranks: int, patched: Tree) -> None:
+def test_equal_logits_are_broken_by_the_lower_id_on_every_rank(ranks: int, interpreted: Tree) -> None:
     cases = [{**TIED, "seed": seed} for seed in range(5)]
-    told = patched(inside_ddtree_ranks.drawn, cases, ranks, {})
+    told = interpreted(inside_ddtree_ranks.drawn, cases, ranks, {})
     assert [wrong(one, case) for one, case in zip(told, cases, strict=True)] == [None] * len(cases)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_of_ranks_is_seen(fault: str, patched: Tree) -> None:
+def test_a_planted_fault_of_ranks_is_seen(fault: str, interpreted: Tree) -> None:
     case = CASES[1]
-    (told,) = patched(inside_ddtree_ranks.drawn, [case], 2, FAULTS[fault])
+    (told,) = interpreted(inside_ddtree_ranks.drawn, [case], 2, FAULTS[fault])
     assert wrong(told, case) is not None
 
 
-def test_ties_broken_by_the_higher_rank_are_seen(patched: Tree) -> None:
+def test_ties_broken_by_the_higher_rank_are_seen(interpreted: Tree) -> None:
     cases = [{**TIED, "seed": seed} for seed in range(5)]
-    told = patched(inside_ddtree_ranks.drawn, cases, 2, TIES_FAULT)
+    told = interpreted(inside_ddtree_ranks.drawn, cases, 2, TIES_FAULT)
     assert any(wrong(one, case) for one, case in zip(told, cases, strict=True))
 
 
@@ -106,9 +106,9 @@ def test_unseeded_draws_are_the_first_ranks_on_all(patched: Tree) -> None:
     assert all(rank != first for rank in others), "the ranks' generators do not differ, so nothing was shown"
 
 
-def test_ranks_with_other_trees_stop_the_server(patched: Tree) -> None:
-    assert patched(inside_ddtree_ranks.disagreeing, 2, False) == [None, None]
-    assert all("built different trees" in said for said in patched(inside_ddtree_ranks.disagreeing, 2, True))
+def test_ranks_with_other_trees_stop_the_server(interpreted: Tree) -> None:
+    assert interpreted(inside_ddtree_ranks.disagreeing, 2, False) == [None, None]
+    assert all("built different trees" in said for said in interpreted(inside_ddtree_ranks.disagreeing, 2, True))
 
 
 SETTING = {"block": 4, "budget": 6, "topk": 3, "graphs": 3}

@@ -9,18 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree_build import (
-    DraftTrees,
-    build_trees,
-    empty_trees,
-    merge_shards,
-    top_logprobs,
-)
+from sglang.srt.speculative.ddtree_build import DraftTrees, build_trees, empty_trees
+from sglang.srt.speculative.ddtree_candidates import merge_shards, top_logprobs
 from torch import Tensor
-from torch.nn.functional import pad
 
-CHUNK_BYTES = 128 << 20
-"""Of float32 logits at once: the sum of exponentials is taken in float32, chunk by chunk of rows."""
+CHUNK_BYTES = 512 << 20
+"""Of logits at once. Every chunk of rows reads the whole head again."""
 
 
 class DDTreeDraftSampler:
@@ -54,31 +48,29 @@ class DDTreeDraftSampler:
     def __call__(self, hidden_states: Tensor, input_ids: Tensor) -> None:
         """hidden_states: [bs * B, hidden] of the draft. input_ids: [bs * B]; a block's first is the bonus token."""
         blocks = input_ids.view(-1, self._block_size)
-        self._trees.first(blocks.shape[0]).copy_(self.draw(hidden_states, blocks[:, 0]))
+        self.draw(hidden_states, blocks[:, 0], out=self._trees.first(blocks.shape[0]))
 
     def captured(self, bs: int) -> DraftTrees:
         """What the last replay left for the first ``bs`` requests: views, valid until the next draft."""
         return self._trees.first(bs)
 
-    def draw(self, hidden_states: Tensor, bonus: Tensor) -> DraftTrees:
-        """The trees of one draft, without a graph. bonus: [bs]."""
+    def draw(self, hidden_states: Tensor, bonus: Tensor, out: DraftTrees | None = None) -> DraftTrees:
+        """The trees of one draft, in ``out`` where that is given. bonus: [bs]."""
         bs, drafted = bonus.shape[0], self._block_size - 1
         hidden = hidden_states.view(bs, self._block_size, -1)[:, 1:].reshape(bs * drafted, -1).to(self._weight.dtype)
         logprobs, ids = self._candidates(hidden)
         shape = (bs, drafted, self._topk)
-        return build_trees(logprobs.view(shape), ids.view(shape), bonus, self._budget)
+        return build_trees(logprobs.view(shape), ids.view(shape), bonus, self._budget, out)
 
     def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probabilities, token ids), each [rows, K]."""
-        rows = max(1, CHUNK_BYTES // (4 * max(1, self._weight.shape[0])))
-        parts = [top_logprobs(torch.matmul(part, self._weight.T), self._topk) for part in torch.split(hidden, rows)]
+        row_bytes = max(1, self._weight.shape[0] * self._weight.element_size())
+        chunks = torch.split(hidden, max(1, CHUNK_BYTES // row_bytes))
+        parts = [top_logprobs(torch.matmul(chunk, self._weight.T), self._topk) for chunk in chunks]
         values, ids, totals = (torch.cat(part) for part in zip(*parts, strict=True))
         ids = ids + self._start
         if self._tp_group is None:
             return values - totals.unsqueeze(1), ids
-        # Shards of fewer rows than K send as many values as the others; none of these is ever among the best K.
-        short = (0, self._topk - values.shape[1])
-        values, ids = pad(values, short, value=float("-inf")), pad(ids, short)
         return merge_shards(self._gather(values), self._gather(ids), self._gather(totals), self._topk)
 
     def _gather(self, mine: Tensor) -> Tensor:
