@@ -43,7 +43,8 @@ class Spec:
     """A server to start. ``chunk``: prefill chunk in tokens; ``slots``: of the KV pool; ``more``: further arguments as
     they are. ``budget``, ``topk``, ``ladder``: of trees. ``faults``: of tests/gpu/faults, planted into its SGLang.
     ``starts``: False where the start-up canary must stop it. ``debug``: DDTREE's dear checks. ``split``: False has
-    SGLang's own attention kernel verify trees.
+    SGLang's own attention kernel verify trees. ``kind``: of kit/kinds, another pair than the run's. ``environment``:
+    further variables.
     """
 
     name: str
@@ -63,6 +64,8 @@ class Spec:
     starts: bool = True
     debug: bool = False
     split: bool = True
+    kind: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
 
     def arguments(self, pair: Path, port: int, nccl_port: int) -> list[str]:
         """For sglang.launch_server. A fixed number of KV slots: fractions of what is free race between servers."""
@@ -145,6 +148,19 @@ class Lab:
         self.servers: dict[str, Running] = {}
         self.caches = caches
 
+    def pair_of(self, spec: Spec) -> Path:
+        """The server's pair, written at the first question where it is of another kind. The reference engine serves
+        one kind only."""
+        if spec.kind is None or self.trees is None:
+            return self.pair
+        from .kinds import KINDS
+
+        folder = self.caches.parent / "pairs" / spec.kind
+        if not folder.is_dir():
+            folder.parent.mkdir(exist_ok=True)
+            KINDS[spec.kind](folder)
+        return folder
+
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
@@ -155,7 +171,12 @@ class Lab:
         for i, spec in enumerate(specs):
             port = FIRST_PORT + 10 * i
             if self.trees is None:
-                command = [sys.executable, "-m", "ddtree_ops.engine", *spec.reference_arguments(self.pair, port)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "ddtree_ops.engine",
+                    *spec.reference_arguments(self.pair_of(spec), port),
+                ]
                 path = os.environ.get("PYTHONPATH", "")
             else:
                 tree = self.trees.stock if spec.stock else self.trees.planted(spec.faults)
@@ -163,7 +184,7 @@ class Lab:
                     continue
                 path = tree
                 command = [sys.executable, "-m", "sglang.launch_server"]
-                command += spec.arguments(self.pair, port, FIRST_PORT + 5000 + 10 * i)
+                command += spec.arguments(self.pair_of(spec), port, FIRST_PORT + 5000 + 10 * i)
             log = logs / f"{spec.name}.log"
             with log.open("wb") as file:
                 file.write((" ".join(command) + "\n").encode())
@@ -187,6 +208,7 @@ class Lab:
             own["SGLANG_DDTREE_DEBUG"] = "1"
         if not spec.split:
             own["SGLANG_DDTREE_SPLIT_PREFIX"] = "0"
+        own |= dict(spec.environment)
         return {**os.environ, **own, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
     async def watch(self) -> None:

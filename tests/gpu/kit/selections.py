@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from . import branching, churn, drawn, faulty, hostile, ranks, scoring, speed, tokens
+from . import branching, churn, drawn, faulty, hostile, models, ranks, scoring, speed, tokens
 from .lab import Lab, Spec
 from .trees import FAULTS, Trees
 
@@ -79,9 +79,11 @@ SPECS = {
         *FAULTY,
         *FAST,
         *ranks.RANKED,
+        *models.SPECS,
     )
 }
-CHAINS = tuple(n for n, spec in SPECS.items() if spec.algorithm != "ddtree" and not n.startswith(("fast-", "tp2-")))
+_OTHER = {spec.name for spec in (*FAST, *ranks.RANKED, *models.SPECS)}
+CHAINS = tuple(n for n, spec in SPECS.items() if spec.algorithm != "ddtree" and n not in _OTHER)
 CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-7-1-kv-canary", "tree-4-2")
 #: selection -> the servers that it asks
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -130,6 +132,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "traces": tuple(spec.name for spec in FAST),
     "ranks": ("ar-fp32", "tree-8-4", "tree-16-4", *(spec.name for spec in ranks.RANKED)),
     "deploy": (),
+    **models.NEEDS,
 }
 
 
@@ -182,6 +185,8 @@ def plan(
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
         "speed": lambda: speed.run_speed(lab, held, there("speed")),
         "traces": lambda: speed.run_traces(lab, held, there("traces")),
+        "models": lambda: models.run_models(lab),
+        "pages": lambda: models.run_pages(lab, held, there("pages")),
         "noise": lambda: tokens.run_noise(lab, held, there("noise"), "ar-bf16", (8, 32)),
         "gate": lambda: judged.run_gate_selection(lab, held, gate, "ar-fp32"),
         "load": lambda: hostile.run_load(lab, held, there("load")),

@@ -191,7 +191,7 @@ async def run_noise(
 
 async def _noise(lab: Lab, judge: str, name: str, case: str, prompts: list[tuple[int, ...]], got: Round) -> None:
     async with lab.hold(judge) as (judging,):
-        gaps, judged, troubles = await _gaps(judging.ask, prompts, got.outputs)
+        gaps, judged, troubles = await gaps_of(judging.ask, prompts, got.outputs)
     # bf16 logits of this pair's size have steps of 1/32 to 1/8
     steps = Counter(round(gap * 32) / 32 for gap in gaps)
     lab.results.add(
@@ -205,9 +205,10 @@ async def _noise(lab: Lab, judge: str, name: str, case: str, prompts: list[tuple
     )
 
 
-async def _gaps(
+async def gaps_of(
     ask: Asker, prompts: list[tuple[int, ...]], outputs: list[list[int] | None]
 ) -> tuple[list[float], int, list[str]]:
+    """(by how much each token that is not the prefill's best falls behind it, tokens judged, troubles)."""
     gate = asyncio.Semaphore(8)
     gaps: list[float] = []
     judged, troubles = 0, []

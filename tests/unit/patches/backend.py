@@ -18,6 +18,7 @@ def triton_backend(
     context_len: int,
     window: int | None = None,
     arch: Any = None,
+    page_size: int = 1,
 ) -> Any:
     """A backend made by its own ``__init__`` for a runner that has nothing but what that reads.
 
@@ -45,6 +46,7 @@ def triton_backend(
             token_to_kv_pool_allocator=SimpleNamespace(),
             sliding_window_size=window,
             model_config=model,
+            page_size=page_size,
             device="cpu",
             gpu_id=0,
             is_draft_worker=False,

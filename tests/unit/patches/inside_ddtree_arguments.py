@@ -70,9 +70,7 @@ def refused_target(change: dict[str, Any]) -> list[str]:
                 lm_head=SimpleNamespace(**{"num_added_embeddings": 0, "tp_size": 2, **named.get("head", {})})
             ),
             ps=SimpleNamespace(tp_size=2),
-            server_args=SimpleNamespace(
-                page_size=named.get("page_size", 1), speculative_ddtree_topk=named.get("topk", 8)
-            ),
+            server_args=SimpleNamespace(speculative_ddtree_topk=named.get("topk", 8)),
         )
         return list(ddtree_args.unsupported_runner(runner))
     finally:

@@ -35,7 +35,7 @@ def reserved(arguments: dict[str, Any], committed: int) -> dict[str, int]:
             tree_cache=None,
             req_to_token_pool=None,
             req_pool_indices=torch.zeros(1),
-            token_to_kv_pool_allocator=SimpleNamespace(page_size=1),
+            token_to_kv_pool_allocator=SimpleNamespace(page_size=given.page_size),
         )
         dflash_info_v2.DFlashDraftInputV2.create_idle_input("cpu").prepare_for_decode(batch)
         return {

@@ -149,13 +149,16 @@ def split_apart(
     return apart
 
 
-def attention_apart(seed: int, width: int, prefixes: list[int]) -> dict[str, float]:
+def attention_apart(
+    seed: int, width: int, prefixes: list[int], keys: int = 16, latents: int | None = None, page: int = 1
+) -> dict[str, float]:
     """Of SGLang's extend attention under a written mask: the distance from dense attention under the trees, and how far
-    causal attention would be from it."""
+    causal attention would be from it. keys: size of a key. latents: the values are the keys' first so many. page:
+    tokens of a page of KV."""
     from sglang.kernels.ops.attention.extend_attention import extend_attention_fwd
     from sglang.srt.speculative.ddtree_mask import cells_of, mask_cells, write_mask
 
-    heads, dim, bs = 2, 16, len(prefixes)
+    heads, dim, bs, there = 2, keys, len(prefixes), -(-(sum(prefixes) + 9) // page) * page
     generator = torch.Generator().manual_seed(seed)
     parents = _trees(seed, bs, width, 50).parents
     lens = torch.tensor(prefixes)
@@ -164,15 +167,16 @@ def attention_apart(seed: int, width: int, prefixes: list[int]) -> dict[str, flo
     write_mask(mask, parents, lens, LEVELS)
     q = torch.randn(bs * width, heads, dim, generator=generator)
     k, v = (torch.randn(bs * width, 1, dim, generator=generator) for _ in range(2))
-    pool_k, pool_v = (torch.randn(sum(prefixes) + 9, 1, dim, generator=generator) for _ in range(2))
-    slots = torch.randperm(sum(prefixes) + 9, generator=generator)[: sum(prefixes)]
-    out = torch.zeros_like(q)
+    pool_k, pool_v = (torch.randn(there, 1, dim, generator=generator) for _ in range(2))
+    if latents is not None:
+        v, pool_v = k[..., :latents].contiguous(), pool_k[..., :latents]
+    slots = torch.randperm(there, generator=generator)[: sum(prefixes)]
+    out = torch.zeros(bs * width, heads, v.shape[-1])
     indptr = torch.cat((torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()))
     mask_indptr = torch.cat((torch.zeros(1, dtype=torch.int64), (width * (lens + width)).cumsum(0)))
     queries = torch.arange(0, (bs + 1) * width, width, dtype=torch.int32)
-    extend_attention_fwd(
-        *(q, k, v, out, pool_k, pool_v, queries, indptr, slots, mask, True, mask_indptr, width, 1.0, 1.0), dim**-0.5
-    )
+    given = (q, k, v, out, pool_k, pool_v, queries, indptr, slots, mask, True, mask_indptr, width, 1.0, 1.0)
+    extend_attention_fwd(*given, dim**-0.5, page_size=page)
     cells, causal = cells_of(parents, LEVELS), torch.ones(width, width).tril().bool()
     apart, as_chain = 0.0, 0.0
     for i, prefix in enumerate(prefixes):

@@ -11,17 +11,17 @@ import torch
 from .configured import configured
 from .planting import plant
 from .sampling import Absent, ar_text, batch_info, requests, sampler
-from .toy import VOCABULARY, Toy
-from .toy_server import Server, Setting, dense_kv
+from .toy import VOCABULARY
+from .toy_server import Server, Setting
 
 
-class _Lengths(torch.Tensor):
+class Lengths(torch.Tensor):
     def record_stream(self, stream: object) -> None:
         pass
 
 
 def decoded(
-    setting: dict[str, int],
+    setting: dict[str, Any],
     prompts: list[int],
     tokens: int,
     fault: str | None = None,
@@ -50,12 +50,12 @@ def decoded(
         restore()
 
 
-def started(setting: dict[str, int], fault: str | None = None) -> dict[str, Any]:
+def started(setting: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
     """The start-up canary: what it says, None when it passes, and what it leaves behind of the table."""
     restore = plant(fault) if fault else lambda: None
     try:
         with configured(**Setting(**setting).arguments()), torch.inference_mode():
-            server = Server(Setting(**setting), Toy(5), 9, False)
+            server = Server(Setting(**setting), Setting(**setting).toy(5), 9, False)
             server.runner.canary_manager = None
             server.runner.war_fastpath_read_done_event = "the canary's"
             said = None
@@ -79,8 +79,8 @@ def decode(
     head: Any = None,
 ) -> dict[str, Any]:
     """What `decoded` does, configured already. head: this rank's, where there are ranks."""
-    toy = Toy(5)
-    server = Server(setting, toy, 9, debug, head)
+    toy = setting.toy(5)
+    server = Server(setting, toy, 9, debug, head=head)
     beginnings = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(length)] for i, length in enumerate(prompts)]
     server.runner.sampler = sampler()
     server.texts = [
@@ -140,7 +140,7 @@ def _batch(setting: Setting, rows: list[int], lens: list[int], bonus: list[int])
         return_logprob=True,
         spec_algorithm=SpeculativeAlgorithm.DDTREE,
         spec_info=draft_input,
-        seq_lens=seq_lens.as_subclass(_Lengths),
+        seq_lens=seq_lens.as_subclass(Lengths),
         req_pool_indices=torch.tensor(rows) + 1,
         batch_size=lambda: len(lens),
     )
@@ -156,13 +156,9 @@ def _wrong(server: Server, here: list[int], got: list[list[int]], lens: list[int
         if mine != text[: len(mine)]:
             return f"text of request {i}: {mine} is not {text[: len(mine)]}"
         slots = server.true_table[i + 1, : lens[i]].long()
-        for layer, (k, v) in enumerate(dense_kv(server.toy, mine[: lens[i]])):
-            apart = max(
-                float((server.pool.k_buffer[layer][slots] - k).abs().max()),
-                float((server.pool.v_buffer[layer][slots] - v).abs().max()),
-            )
-            if apart > 1e-4:
-                return f"KV of request {i}, layer {layer}: {apart:.3g} apart"
+        apart = server.apart(i + 1, mine[: lens[i]])
+        if apart > 1e-4:
+            return f"KV of request {i}: {apart:.3g} apart"
         count = int(commit_lens[place])
         features = server.toy.dense(mine[: lens[i]]).features[-count:]
         rows = hidden.view(len(here), block, -1)[place, :count]

@@ -6,7 +6,9 @@ the patch decides, and the kernels themselves (half types only) are not on this 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -154,3 +156,48 @@ def embeddings_type(dtype: str) -> str:
         input_embeds=torch.zeros(3, HIDDEN, dtype=DTYPES[dtype]), replace_embeds=None, replace_positions=None
     )
     return str(runner._extend_forward_kwargs(batch, None)["input_embeds"].dtype)
+
+
+def experts(routed: int, asked: int, scale: float) -> dict[str, Any]:
+    """The same for routed experts of a float32 model, their kernels in Triton's interpreter, on the path of a GPU."""
+    from sglang.kernels.ops.activation import activation
+
+    names = ("moe_sum_reduce", "moe_sum_reduce_torch_compile", "use_symmetric_memory", "get_tp_group")
+    kernels = _Kernels("sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe", *names)
+    kernels.module.use_symmetric_memory = lambda *_, **__: contextlib.nullcontext()
+    compiled = _Kernels("sglang.kernels.ops.activation.activation", "_run_activation_inplace")
+    kernels.module.silu_and_mul = activation.silu_and_mul
+    kernels.module._is_cuda = True
+    torch.manual_seed(4)
+    rows, inner, block = 5, 32, 16
+    x = torch.randn(rows, HIDDEN)
+    up, down = torch.randn(routed, 2 * inner, HIDDEN) / 8, torch.randn(routed, HIDDEN, inner) / 5
+    weights, chosen = torch.rand(rows, routed).topk(asked, dim=-1)
+    wanted = torch.zeros(rows, HIDDEN, dtype=torch.float64)
+    for row, place in itertools.product(range(rows), range(asked)):
+        expert = int(chosen[row, place])
+        gate, other = (up[expert].double() @ x[row].double()).chunk(2)
+        mixed = down[expert].double() @ (torch.nn.functional.silu(gate) * other)
+        wanted[row] += scale * weights[row, place].double() * mixed
+    of_expert = [(chosen.flatten() == expert).nonzero().flatten().tolist() for expert in range(routed)]
+    blocks = [(expert, places) for expert, places in enumerate(of_expert) if places]
+    ids = [place for _, places in blocks for place in places + [rows * asked] * (block - len(places))]
+    config = {"BLOCK_SIZE_M": block, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 16, "GROUP_SIZE_M": 1}
+    no = dict.fromkeys(("b1", "b2", "w1_scale", "w2_scale", "w1_zp", "w2_zp", "a1_scale", "a2_scale", "block_shape"))
+    off = dict.fromkeys(
+        ("use_fp8_w8a8", "use_int8_w8a8", "use_int8_w8a16", "use_int4_w4a16", "per_channel_quant"), False
+    )
+    with configured(), torch.inference_mode():
+        got = kernels.module._fused_moe_kernel_sequence(
+            *(x, up, down, weights, chosen.int(), torch.tensor(ids).int(), torch.tensor([e for e, _ in blocks]).int()),
+            *(torch.tensor([len(ids)]).int(), config, None, False),
+            **no,
+            **off,
+            **dict.fromkeys(("no_combine", "inplace", "apply_router_weight_on_input", "filter_expert"), False),
+            **dict.fromkeys(("gemm1_alpha", "gemm1_limit")),
+            activation="silu",
+            is_gated=True,
+            routed_scaling_factor=scale,
+        )
+    called = [name for name in (*kernels.called, *compiled.called) if name != "get_tp_group"]
+    return {"called": called, "apart": (got.double() - wanted).abs().max().item()}

@@ -60,7 +60,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "--enable-dp-attention": {"enable_dp_attention": True},
     "--pp-size 2": {"pp_size": 2},
     "--dcp-size 2": {"dcp_size": 2},
-    "--page-size 16": {"page_size": 16},
+    "--page-size 48, no power of two,": {"page_size": 48},
     "--enable-deterministic-inference": {"enable_deterministic_inference": True},
     "--enable-two-batch-overlap": {"enable_two_batch_overlap": True},
     "--enable-pdmux": {"enable_pdmux": True},
@@ -96,6 +96,11 @@ def test_a_drafter_without_a_block_size_is_refused_not_guessed(patched: Tree) ->
     assert "no usable block_size" in asked(patched, None)["refused"]
 
 
+@pytest.mark.parametrize("size", [1, 4, 16, 64])
+def test_pages_of_a_power_of_two_are_served(size: int, patched: Tree) -> None:
+    assert asked(patched, page_size=size)["num_draft_tokens"] == 17
+
+
 def test_a_chain_as_a_tree_may_have_the_kv_canary(patched: Tree) -> None:
     chain = {"speculative_ddtree_budget": 7, "speculative_ddtree_topk": 1, "kv_canary": "raise"}
     assert asked(patched, **chain)["num_draft_tokens"] == 8
@@ -115,7 +120,6 @@ def test_its_flags_need_it(algorithm: str | None, patched: Tree) -> None:
         ({"attn_backend": "HybridAttnBackend"}, ["the attention backend HybridAttnBackend"]),
         ({"window": 128}, ["a sliding window of 128"]),
         ({"mamba": {}}, ["a target with recurrent layers"]),
-        ({"page_size": 64}, ["a page size of 64"]),
         ({"token_to_kv_pool": "MLATokenToKVPoolFP4"}, ["a KV pool of type MLATokenToKVPoolFP4"]),
         ({"pool": {"use_hnd": True}}, ["KV in the HND layout"]),
         ({"pool": {"k_scale_buffer": []}}, ["quantised KV with scales"]),

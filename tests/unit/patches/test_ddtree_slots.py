@@ -18,6 +18,14 @@ def test_a_step_takes_the_tree_and_no_less_than_the_block(budget: int, slots: in
     assert told["row"] >= told["end"] + 4 - 1
 
 
+@pytest.mark.parametrize("page_size", [4, 16, 64])
+@pytest.mark.parametrize("committed", [CONTEXT - 1, CONTEXT - 2, CONTEXT - 17])
+def test_with_pages_whole_ones_are_reserved_and_the_row_has_them(page_size: int, committed: int, patched: Tree) -> None:
+    told = patched(inside_ddtree_figures.reserved, {**tree(16), "page_size": page_size}, committed)
+    assert told["end"] % page_size == 0 and 0 <= told["end"] - (committed + 34) < page_size
+    assert told["row"] >= told["end"] + 4 - 1
+
+
 def test_stock_reserves_beyond_its_row(stock: Tree, patched: Tree) -> None:
     """And DFLASH itself is left as it is."""
     chain = {"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 17}

@@ -42,6 +42,12 @@ def test_activations(name: str, kernel: str, patched: Tree, stock: Tree) -> None
     assert patched(inside_fp32.activation, name, "bfloat16")["called"] == [kernel]
 
 
+@pytest.mark.parametrize(("asked", "scale"), [(1, 1.0), (2, 1.0), (3, 2.5)])
+def test_experts(asked: int, scale: float, interpreted: Tree) -> None:
+    """Stock rounds what each expert gives to float16."""
+    assert close(interpreted(inside_fp32.experts, 4, asked, scale))
+
+
 def test_rope(patched: Tree, stock: Tree) -> None:
     kernel = ["apply_rope_with_cos_sin_cache_inplace"]
     assert close(patched(inside_fp32.rope, "float32"))

@@ -18,6 +18,17 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
+class Shape:
+    """Of its attention as a backend is told of it. keys, values: sizes of a head; scale: of the scores."""
+
+    heads: int
+    kv_heads: int
+    keys: int
+    values: int
+    scale: float
+
+
+@dataclass(frozen=True)
 class Rows:
     """logits [n, VOCABULARY]; features [n, LAYERS * HIDDEN], what a drafter is fed."""
 
@@ -39,21 +50,41 @@ class Toy:
             for _ in range(LAYERS)
         ]
 
+    @property
+    def shape(self) -> Shape:
+        return Shape(HEADS, KV_HEADS, HEAD_DIM, HEAD_DIM, HEAD_DIM**-0.5)
+
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Rows:
         """tokens, positions: [n]."""
+
+        def layer(number: int, normal: Tensor, inwards: list[Tensor]) -> Tensor:
+            q, k, v = ((normal @ w.T).view(len(tokens), -1, HEAD_DIM) for w in inwards)
+            return attend(number, rotated(q, positions), rotated(k, positions), v)
+
+        return self._rows(tokens, layer)
+
+    def _rows(self, tokens: Tensor, layer: Callable[[int, Tensor, list[Tensor]], Tensor]) -> Rows:
         x = self.embedding[tokens]
         features = []
         for number, (inwards, outwards) in enumerate(self.layers):
             normal = x / x.norm(dim=-1, keepdim=True) * HIDDEN**0.5
-            q, k, v = ((normal @ w.T).view(len(tokens), -1, HEAD_DIM) for w in inwards)
-            x = x + attend(number, rotated(q, positions), rotated(k, positions), v) @ outwards.T
+            x = x + layer(number, normal, inwards) @ outwards.T
             features.append(x)
         return Rows(FLAT * (x @ self.embedding.T), torch.cat(features, dim=1))
 
     def dense(self, tokens: list[int]) -> Rows:
         """Every position of one text, causally."""
+        return self._dense(tokens, [])
 
+    def kept(self, tokens: list[int]) -> list[list[Tensor]]:
+        """What is kept of a text: of each layer its keys and its values, [n, KV_HEADS, HEAD_DIM]."""
+        found: list[Tensor] = []
+        self._dense(tokens, found)
+        return [found[2 * layer : 2 * layer + 2] for layer in range(LAYERS)]
+
+    def _dense(self, tokens: list[int], found: list[Tensor]) -> Rows:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            found.extend((k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k.expand(-1, HEADS, -1)) * HEAD_DIM**-0.5
             later = torch.ones(len(tokens), len(tokens)).triu(1).bool()
             weights = scores.masked_fill(later, float("-inf")).softmax(-1)
@@ -70,8 +101,8 @@ class Toy:
 
 
 def rotated(x: Tensor, positions: Tensor) -> Tensor:
-    """RoPE on [n, heads, HEAD_DIM]."""
-    half = HEAD_DIM // 2
+    """RoPE on [n, heads, size]."""
+    half = x.shape[-1] // 2
     angles = positions.float()[:, None] * 100.0 ** -(torch.arange(half).float() / half)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     one, two = x[..., :half], x[..., half:]

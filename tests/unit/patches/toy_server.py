@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from .backend import triton_backend
-from .toy import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, Toy
+from .toy import HIDDEN, LAYERS, VOCABULARY, Toy
+from .toy_latent import RANK, ROPE, LatentToy
 
 SLOTS, COLUMNS = 400, 96
 
@@ -32,13 +33,16 @@ class _Event:
 
 @dataclass
 class Setting:
-    """One server: ``graphs`` is the largest captured batch size, 0 for none."""
+    """One server: ``graphs`` is the largest captured batch size, 0 for none; ``latent``: a target with MLA; ``page``:
+    tokens of a page of KV."""
 
     block: int
     budget: int
     topk: int
     graphs: int
     ladder: str | None = None
+    latent: bool = False
+    page: int = 1
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +58,11 @@ class Setting:
             "speculative_dflash_block_size": self.block,
             "speculative_eagle_topk": 1,
             "speculative_num_steps": 1,
+            "page_size": self.page,
         }
+
+    def toy(self, seed: int) -> Toy:
+        return (LatentToy if self.latent else Toy)(seed)
 
 
 class Graphs:
@@ -107,29 +115,35 @@ class Graphs:
 class Server:
     """The worker after an ``__init__`` that loaded nothing, and the memory that it works on."""
 
-    def __init__(self, setting: Setting, toy: Toy, seed: int, debug: bool, head: Any = None) -> None:
-        """head: this rank's part of the drafter's, where there are ranks; the worker then looks for it itself."""
-        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+    def __init__(
+        self,
+        setting: Setting,
+        toy: Toy,
+        seed: int,
+        debug: bool,
+        table: torch.Tensor | None = None,
+        slots: int = SLOTS,
+        head: Any = None,
+    ) -> None:
+        """table: req_to_token over a pool of so many slots (default: three rows that are full). head: this rank's part
+        of the drafter's, where there are ranks; the worker then looks for it itself.
+        """
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         self.setting, self.toy, self.debug, self.ranked = setting, toy, debug, head is not None
         self.generator = torch.Generator().manual_seed(seed)
-        self.pool = MHATokenToKVPool(
-            size=SLOTS,
-            page_size=1,
-            dtype=torch.float32,
-            head_num=KV_HEADS,
-            head_dim=HEAD_DIM,
-            layer_num=LAYERS,
-            device="cpu",
-            enable_memory_saver=False,
-        )
-        self.table = torch.zeros(4, COLUMNS, dtype=torch.int32)
-        self.table[1:] = (torch.randperm(SLOTS, generator=self.generator)[: 3 * COLUMNS] + 1).view(3, COLUMNS).int()
+        self.pool = kv_pool(setting, SLOTS if table is None else slots)
+        if table is None:
+            table = torch.zeros(4, COLUMNS, dtype=torch.int32)
+            table[1:] = (torch.randperm(SLOTS, generator=self.generator)[: 3 * COLUMNS] + 1).view(3, COLUMNS).int()
+        self.table = table
         self.true_table = self.table.clone()
         self.appended: list[tuple[torch.Tensor, ...]] = []
         self.texts: list[list[int]] = []
         self.rows: list[int] = []
+        #: of each slot the token and the position that the drafter has KV of, where somebody keeps it
+        self.drafter: torch.Tensor | None = None
+        self.faults: list[str] = []
         self.runner = SimpleNamespace(
             req_to_token_pool=SimpleNamespace(req_to_token=self.table),
             token_to_kv_pool=self.pool,
@@ -159,24 +173,26 @@ class Server:
         self.worker = self._worker()
 
     def _backend(self, init_new_workspace: bool = False) -> Any:
+        from sglang.srt.configs.model_config import AttentionArch
+
+        shape = self.toy.shape
         return triton_backend(
-            self.pool, self.table, heads=HEADS, kv_heads=KV_HEADS, v_head_dim=HEAD_DIM, context_len=COLUMNS - 20
+            self.pool,
+            self.table,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            v_head_dim=shape.values,
+            context_len=self.table.shape[1] - 20,
+            arch=AttentionArch.MLA if self.setting.latent else None,
+            page_size=self.setting.page,
         )
 
     def _worker(self) -> Any:
-        from sglang.srt.speculative import ddtree_worker, dflash_worker_v2
+        from sglang.srt.speculative import ddtree_worker
         from sglang.srt.speculative.ddtree_checks import AGREEMENTS, Checks
         from sglang.srt.speculative.ddtree_ladder import Ladder, parse_ladder
         from sglang.srt.speculative.ddtree_verify import PathMover
 
-        def block(**out: Any) -> None:
-            """What the Triton kernel writes (kernels/ops/speculative/dflash.py)."""
-            offsets = torch.arange(self.setting.block)
-            out["block_ids_out"].fill_(out["mask_token_id"])
-            out["block_ids_out"][:, 0] = out["bonus_tokens"]
-            out["positions_out"].copy_(out["prefix_lens"][:, None] + offsets)
-
-        dflash_worker_v2._prepare_dflash_draft_block_unchecked = block
         vars(torch.cpu)["Event"] = _Event
         setting = self.setting
         levels = min(setting.block - 1, setting.budget)
@@ -220,6 +236,8 @@ class Server:
     def _draft(self, batch: Any) -> Any:
         """Hidden states that are logits: noise, and a preference for what the target will write at each place."""
         bs, block = batch.batch_size, self.setting.block
+        if self.drafter is not None:
+            self._draft_context(batch, self.drafter)
         logits = torch.randn(bs, block, VOCABULARY, generator=self.generator)
         for place, start in enumerate(batch.positions.view(bs, block)[:, 0].tolist()):
             i = self.rows[place]
@@ -232,6 +250,18 @@ class Server:
         return SimpleNamespace(
             logits_output=SimpleNamespace(hidden_states=hidden), can_run_graph=bool(self.setting.graphs)
         )
+
+    def _draft_context(self, batch: Any, drafter: torch.Tensor) -> None:
+        """The drafter's KV of each prefix, and where its block's goes: into the first slots behind it."""
+        places = batch.out_cache_loc.view(batch.batch_size, -1)
+        for place, length in enumerate(batch.seq_lens.tolist()):
+            row, text = self.table[batch.req_pool_indices[place]].long(), self.texts[self.rows[place]]
+            wanted = torch.stack((torch.tensor(text[:length]), torch.arange(length)), 1)
+            if not torch.equal(drafter[row[:length]], wanted):
+                self.faults.append(f"the drafter's KV of request {self.rows[place]}")
+            if places[place].tolist() != row[length : length + self.setting.block].tolist():
+                self.faults.append(f"the places of the drafted block of request {self.rows[place]}")
+        drafter[places.flatten().long()] = -1
 
     def _append(self, **given: torch.Tensor) -> None:
         self.appended.append(tuple(given[n] for n in ("target_hidden", "cache_loc_2d", "positions", "commit_lens")))
@@ -259,33 +289,65 @@ class Server:
         batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, out_cache_loc=loc)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return backend.forward_extend(q.reshape(len(tokens), -1), k, v, attention(layer), batch)  # type: ignore[no-any-return]
+            given = (q.reshape(len(tokens), -1), k, v, attention(self.toy, layer), batch)
+            return backend.forward_extend(*given)  # type: ignore[no-any-return]
 
         rows = self.toy.forward(tokens, positions, attend)
         self.table.copy_(kept)
         output = LogitsProcessorOutput(next_token_logits=rows.logits[:real], hidden_states=rows.features[:real])
         return SimpleNamespace(logits_output=output, can_run_cuda_graph=captured)
 
-    def prefill(self, row: int, prompt: list[int]) -> None:
-        """The prompt's KV, densely."""
-        from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+    def prefill(self, row: int, prompt: list[int], begin: int = 0) -> None:
+        """The prompt's KV from the token ``begin`` on, densely."""
+        loc = self.table[row, begin : len(prompt)].long()
+        for layer, kept in enumerate(self.toy.kept(prompt)):
+            for buffer, values in zip(self.buffers(layer), kept, strict=True):
+                buffer[loc] = values[begin:]
 
-        loc = self.table[row, : len(prompt)].long()
-        for layer, (k, v) in enumerate(dense_kv(self.toy, prompt)):
-            self.pool.set_kv_buffer(attention(layer), KVWriteLoc(loc), k, v)
+    def buffers(self, layer: int) -> list[torch.Tensor]:
+        """Of the pool, those that hold what `Toy.kept` says of a layer."""
+        if self.setting.latent:
+            return [self.pool.kv_buffer[layer]]
+        return [self.pool.k_buffer[layer], self.pool.v_buffer[layer]]
+
+    def apart(self, row: int, text: list[int]) -> float:
+        """How far the KV of a row is from the text's."""
+        slots = self.true_table[row, : len(text)].long()
+        return max(
+            float((buffer[slots] - values).abs().max())
+            for layer, kept in enumerate(self.toy.kept(text))
+            for buffer, values in zip(self.buffers(layer), kept, strict=True)
+        )
 
 
-def attention(layer: int) -> Any:
+def kv_pool(setting: Setting, slots: int) -> Any:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    common = {
+        "size": slots,
+        "page_size": setting.page,
+        "dtype": torch.float32,
+        "layer_num": LAYERS,
+        "device": "cpu",
+        "enable_memory_saver": False,
+    }
+    if setting.latent:
+        return MLATokenToKVPool(**common, kv_lora_rank=RANK, qk_rope_head_dim=ROPE)
+    shape = setting.toy(0).shape
+    return MHATokenToKVPool(**common, head_num=shape.kv_heads, head_dim=shape.keys)
+
+
+def attention(toy: Toy, layer: int) -> Any:
     """What the backend reads of a RadixAttention."""
     from sglang.srt.layers.radix_attention import AttentionType
 
     return SimpleNamespace(
         layer_id=layer,
-        tp_q_head_num=HEADS,
-        tp_k_head_num=KV_HEADS,
-        qk_head_dim=HEAD_DIM,
-        v_head_dim=HEAD_DIM,
-        head_dim=HEAD_DIM,
+        tp_q_head_num=toy.shape.heads,
+        tp_k_head_num=toy.shape.kv_heads,
+        qk_head_dim=toy.shape.keys,
+        v_head_dim=toy.shape.values,
+        head_dim=toy.shape.keys,
         k_scale=None,
         v_scale=None,
         logit_cap=0.0,
@@ -293,20 +355,6 @@ def attention(layer: int) -> Any:
         is_cross_attention=False,
         attn_type=AttentionType.DECODER,
         sliding_window_size=-1,
-        scaling=HEAD_DIM**-0.5,
+        scaling=toy.shape.scale,
         xai_temperature_len=-1,
     )
-
-
-def dense_kv(toy: Toy, text: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Keys and values of each layer, [len(text), KV_HEADS, HEAD_DIM] each."""
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        found.append((k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k.expand(-1, HEADS, -1)) * HEAD_DIM**-0.5
-        weights = scores.masked_fill(torch.ones(len(text), len(text)).triu(1).bool(), float("-inf")).softmax(-1)
-        return torch.einsum("hqk,khd->qhd", weights, v.expand(-1, HEADS, -1)).reshape(len(text), -1)
-
-    toy.forward(torch.tensor(text), torch.arange(len(text)), attend)
-    return found

@@ -78,7 +78,8 @@ def unsupported(server_args: ServerArgs) -> list[str]:
         "--enable-dp-attention": bool(view.enable_dp_attention),
         f"--pp-size {server_args.pp_size}": server_args.pp_size != 1,
         f"--dcp-size {server_args.dcp_size}": server_args.dcp_size != 1,
-        f"--page-size {server_args.page_size}": server_args.page_size not in (None, 1),
+        # SGLang's kernel that hands out pages counts within one by a power of two.
+        f"--page-size {server_args.page_size}, no power of two,": not _is_power_of_two(server_args.page_size or 1),
         "--enable-deterministic-inference": bool(server_args.enable_deterministic_inference),
         "--enable-two-batch-overlap": bool(server_args.enable_two_batch_overlap),
         "--enable-pdmux": bool(server_args.enable_pdmux),
@@ -111,7 +112,6 @@ def unsupported_runner(runner: Any) -> list[str]:
         f"the attention backend {backend}": backend != "TritonAttnBackend",
         f"a sliding window of {runner.sliding_window_size}": runner.sliding_window_size is not None,
         "a target with recurrent layers": mambaish_config(runner.model_config) is not None,
-        f"a page size of {runner.server_args.page_size}": runner.server_args.page_size not in (None, 1),
         f"a KV pool of type {pool}": pool not in ("MHATokenToKVPool", "MLATokenToKVPool"),
         "KV in the HND layout": bool(getattr(runner.token_to_kv_pool, "use_hnd", False)),
         f"--speculative-ddtree-topk {topk} over a vocabulary of {vocabulary}": topk > vocabulary,
@@ -172,6 +172,10 @@ def slots_per_step(spec: Any) -> int:
     if getattr(spec, "speculative_ddtree_budget", None) is None:
         return width
     return max(width, int(spec.speculative_dflash_block_size))
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
 
 
 def _block_size(server_args: ServerArgs) -> int:
