@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from .lab import Lab, Running
-from .tokens import NEW_TOKENS, HeldOut, Round, ask_all, differing, tell
+from .tokens import NEW_TOKENS, HeldOut, Round, ask_all, differing, in_one, tell
 
 REFERENCE = Path(__file__).resolve().parents[3] / "results" / "reference" / "measure-c1.txt"
 """Commit lengths of the reference engine, over the first REFERENCE_ROWS held-out prompts."""
@@ -21,6 +21,8 @@ NEAR = 0.03
 SERIAL = 12
 """Prompts at C=1: a dozen servers share the card, and more requests at once do the rest."""
 BLOCK_SIZE = 8
+LONG, LONG_PROMPTS = 1500, 16
+"""Tokens of a prompt whose prefix the attention splits into many shares, and how many such; the pair ends at 2,048."""
 CHAINS = {"tree-7-1": "dflash-fp32", "tree-7-1-bf16": "dflash-bf16-stock"}
 """A chain as a tree -> the chain."""
 EAGER = {"tree-8-4": "tree-8-4-eager", "tree-64-8": "tree-64-8-eager"}
@@ -35,11 +37,13 @@ def reference_commit_lengths(path: Path = REFERENCE) -> dict[tuple[int, int], fl
 
 async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], concurrencies: tuple[int, ...]) -> None:
     rounds: dict[tuple[str, int], Round] = {}
+    shifts = range(0, 3 * (LONG_PROMPTS if lab.trees is not None else 2), 3)
+    longer, of_longer = [tuple(in_one(prompts, LONG, shift)) for shift in shifts], {}
 
     async def server(name: str) -> None:
         async with lab.hold(name) as (running,):
             if running.spec.budget is not None:
-                await _resolved(lab, running)
+                await resolved(lab, running)
             for concurrency in concurrencies:
                 some = (
                     prompts[:SERIAL] if concurrency == 1 else prompts[:REFERENCE_ROWS] if concurrency < 32 else prompts
@@ -49,7 +53,9 @@ async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], con
                 tell(lab, "tree", running, concurrency, got, some)
                 _tell_length(lab, running, got, some)
                 if running.spec.budget is not None:
-                    await _executed(lab, running, f"C={concurrency}, executed")
+                    await executed(lab, running, f"C={concurrency}, executed")
+            if running.spec.dtype == "float32":
+                of_longer[name] = await ask_all(running.ask, longer, 8, NEW_TOKENS)
 
     told = await asyncio.gather(*(server(name) for name in names), return_exceptions=True)
     for name, error in zip(names, told, strict=True):
@@ -58,9 +64,16 @@ async def run_tree(lab: Lab, prompts: list[HeldOut], names: tuple[str, ...], con
     outputs = {f"{name}-c{c}": got.outputs for (name, c), got in rounds.items()}
     lab.results.evidence.joinpath("tree-tokens.json").write_text(json.dumps(outputs) + "\n")
     _compare(lab, rounds, concurrencies)
+    truth = of_longer.get("ar-fp32")
+    for name, got in of_longer.items():
+        if truth is not None and got is not truth:
+            compared, wrong = differing(got, truth.outputs)
+            ok = wrong == 0 and compared == len(longer)
+            figures: dict[str, object] = {"differ": f"{wrong}/{compared}", "troubles": got.troubles[:1]}
+            lab.results.add("tree", name, f"prompts of {LONG}, C=8, against AR", ok, **figures)
 
 
-async def _resolved(lab: Lab, running: Running) -> None:
+async def resolved(lab: Lab, running: Running) -> None:
     """What the server says it is, and how wide its graphs were captured."""
     spec = running.spec
     assert spec.budget is not None
@@ -77,12 +90,14 @@ async def _resolved(lab: Lab, running: Running) -> None:
     if lab.trees is None:
         return
     lab.results.add("tree", spec.name, "canary", "DDTREE start-up canary passed" in log)
-    widths = {role: int(width) for role, width in _CAPTURE.findall(log)}
-    expected = {"target": spec.budget + 1, "draft": BLOCK_SIZE} if spec.graphs else {}
-    lab.results.add("tree", spec.name, "captured widths", widths == expected, **widths)
+    found = _CAPTURE.findall(log)
+    widths = {of: sorted({int(width) for role, width in found if role == of}) for of in ("target", "draft")}
+    rungs = [] if spec.ladder is None else [int(rung.partition(":")[2]) for rung in spec.ladder.split(",")]
+    expected = {"target": sorted(budget + 1 for budget in (spec.budget, *rungs)), "draft": [BLOCK_SIZE]}
+    lab.results.add("tree", spec.name, "captured widths", widths == expected if spec.graphs else not found, **widths)
 
 
-async def _executed(lab: Lab, running: Running, case: str) -> None:
+async def executed(lab: Lab, running: Running, case: str) -> None:
     """The last step's trees in /server_info; the same in /metrics where they are on."""
     spec = running.spec
     state = ((await running.ask.get("/server_info")).body.get("internal_states") or [{}])[0]
@@ -97,7 +112,7 @@ async def _executed(lab: Lab, running: Running, case: str) -> None:
 def _tell_length(lab: Lab, running: Running, got: Round, prompts: list[HeldOut]) -> None:
     """The commit length beside the reference engine's, where both are of the same prompts."""
     spec = running.spec
-    if len(prompts) != REFERENCE_ROWS or spec.budget is None or spec.topk is None or not got.drafts:
+    if len(prompts) != REFERENCE_ROWS or spec.budget is None or spec.topk is None or spec.ladder or not got.drafts:
         return
     wanted = reference_commit_lengths().get((spec.budget, spec.topk))
     length = got.commit_length

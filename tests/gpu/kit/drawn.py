@@ -31,6 +31,8 @@ ROWS: tuple[dict[str, Any], ...] = (
     *({"temperature": t, **filters} for t in (0.3, 0.7, 1.0) for filters in FILTERS),
     {"temperature": 0.0},
 )
+Drawn = dict[str, dict[int, list[list[int] | None]]]
+"""server -> concurrency -> outputs"""
 METHODS = ("self-score", "same-seed")
 GATES = 3
 
@@ -38,31 +40,36 @@ GATES = 3
 async def run_sampled(lab: Lab, held: list[HeldOut], names: tuple[str, ...], concurrencies: tuple[int, ...]) -> None:
     """``names``: of float32 and bfloat16 servers, those with planted faults among them; ``ar-fp32`` is the truth."""
     exact = [n for n in names if lab.servers[n].spec.dtype == "float32" and not lab.servers[n].spec.faults]
-    drawn: dict[str, dict[int, list[list[int] | None]]] = {}
+    drawn: Drawn = {}
 
     async def server(name: str) -> None:
         async with lab.hold(name) as (running,):
-            drawn[name] = {c: await _round(lab, running, held, c) for c in concurrencies}
-            await _free(lab, running, held)
+            drawn[name] = {c: await seeded_round(lab, running, held, c) for c in concurrencies}
+            await unseeded(lab, running, held)
             if running.spec.algorithm == "ddtree" and lab.trees is not None:
-                await _plain(lab, running, held, drawn[name][max(concurrencies)])
+                await plain_beside_trees(lab, running, held, drawn[name][max(concurrencies)])
 
     await _all(lab, exact, [server(name) for name in exact])
     lab.results.evidence.joinpath("sampled.json").write_text(json.dumps(drawn) + "\n")
-    truth = drawn.get("ar-fp32", {}).get(min(concurrencies), [])
-    for name, rounds in drawn.items():
-        for concurrency, outputs in rounds.items():
-            pairs = [(a, b) for a, b in zip(outputs, truth, strict=True) if a is not None and b is not None]
-            differ = sum(a != b for a, b in pairs)
-            lab.results.add(
-                *("sampled", name, f"C={concurrency} against AR C={min(concurrencies)}"),
-                len(pairs) == len(held) and differ <= EXCUSED,
-                differ=f"{differ}/{len(pairs)}",
-            )
+    compare_draws(lab, drawn, "ar-fp32", min(concurrencies))
     await _gates(lab, held, names)
 
 
-async def _round(lab: Lab, running: Running, held: list[HeldOut], concurrency: int) -> list[list[int] | None]:
+def compare_draws(lab: Lab, drawn: Drawn, truth: str, concurrency: int) -> None:
+    """Every round's outputs beside those of the server ``truth`` at this concurrency."""
+    wanted = drawn.get(truth, {}).get(concurrency, [])
+    for name, rounds in drawn.items():
+        for own, outputs in rounds.items():
+            pairs = [(a, b) for a, b in zip(outputs, wanted, strict=False) if a is not None and b is not None]
+            differ = sum(a != b for a, b in pairs)
+            lab.results.add(
+                *("sampled", name, f"C={own} against AR C={concurrency}"),
+                len(pairs) == len(outputs) and differ <= EXCUSED,
+                differ=f"{differ}/{len(pairs)}",
+            )
+
+
+async def seeded_round(lab: Lab, running: Running, held: list[HeldOut], concurrency: int) -> list[list[int] | None]:
     prompts = [p.ids for p in held]
     got = await ask_all(running.ask, prompts, concurrency, NEW_TOKENS, sampling=lambda i: _given(lab, i))
     figures: dict[str, object] = {"tok_s": got.tokens / got.seconds}
@@ -82,7 +89,7 @@ def _given(lab: Lab, i: int) -> dict[str, Any]:
     return given
 
 
-async def _free(lab: Lab, running: Running, held: list[HeldOut]) -> None:
+async def unseeded(lab: Lab, running: Running, held: list[HeldOut]) -> None:
     """Without a seed, two draws at temperature 1 are two texts; one with a seed stays its own beside them."""
     ids, key = held[0].ids, fresh_key()
     free = [running.ask.generate(ids, 32, temperature=1.0, extra_key=f"{key}-{i}") for i in range(6)]
@@ -97,7 +104,7 @@ async def _free(lab: Lab, running: Running, held: list[HeldOut]) -> None:
     lab.results.add("sampled", running.spec.name, "without seeds", ok, texts=f"{different} of 6", seeded=f"{same} of 3")
 
 
-async def _plain(lab: Lab, running: Running, held: list[HeldOut], usual: list[list[int] | None]) -> None:
+async def plain_beside_trees(lab: Lab, running: Running, held: list[HeldOut], usual: list[list[int] | None]) -> None:
     """Budget 0 beside trees: the same tokens, and no draft accepted."""
     key = fresh_key()
 

@@ -41,9 +41,10 @@ REFERENCE_FAULTS = {
 @dataclass(frozen=True)
 class Spec:
     """A server to start. ``chunk``: prefill chunk in tokens; ``slots``: of the KV pool; ``more``: further arguments as
-    they are. ``budget``, ``topk``: of a tree. ``faults``: names of tests/gpu/faults, planted into its SGLang.
-    ``starts``: False where the start-up canary must stop it. ``debug``: DDTREE's dear checks. ``kind``: of kit/kinds,
-    another pair than the run's. ``environment``: further variables.
+    they are. ``budget``, ``topk``, ``ladder``: of trees. ``faults``: of tests/gpu/faults, planted into its SGLang.
+    ``starts``: False where the start-up canary must stop it. ``debug``: DDTREE's dear checks. ``split``: False has
+    SGLang's own attention kernel verify trees. ``kind``: of kit/kinds, another pair than the run's. ``environment``:
+    further variables.
     """
 
     name: str
@@ -57,10 +58,12 @@ class Spec:
     more: tuple[str, ...] = ()
     budget: int | None = None
     topk: int | None = None
+    ladder: str | None = None
     slots: int = 65536
     faults: tuple[str, ...] = ()
     starts: bool = True
     debug: bool = False
+    split: bool = True
     kind: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -83,6 +86,8 @@ class Spec:
             words += ["--speculative-algorithm", self.algorithm.upper()]
             words += ["--speculative-draft-model-path", str(pair / "draft")]
         words += self._tree()
+        if self.ladder is not None:
+            words += ["--speculative-ddtree-ladder", self.ladder]
         if not self.overlap:
             words += ["--disable-overlap-schedule"]
         if self.chunk is not None:
@@ -201,6 +206,8 @@ class Lab:
         own = {name: str(self.caches / folder) for name, folder in caches.items()}
         if spec.debug:
             own["SGLANG_DDTREE_DEBUG"] = "1"
+        if not spec.split:
+            own["SGLANG_DDTREE_SPLIT_PREFIX"] = "0"
         own |= dict(spec.environment)
         return {**os.environ, **own, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -239,6 +246,19 @@ class Lab:
                     raise LookupError(f"server {server.spec.name}: {server.failure}")
                 await stack.enter_async_context(server.lock)
             yield servers
+
+    def memory_mib(self) -> dict[str, int]:
+        """Server -> what its processes have of the card; empty where nvidia-smi does not say."""
+        command = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+        had: dict[str, int] = {}
+        with contextlib.suppress(OSError):
+            told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            for line in told.splitlines():
+                pid, mib = (int(word) for word in line.split(","))
+                for name, server in self.servers.items():
+                    if os.getsid(pid) == server.process.pid:
+                        had[name] = had.get(name, 0) + mib
+        return had
 
     def stop(self) -> None:
         """Ends every process group that was started here."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from . import branching, churn, drawn, faulty, hostile, models, scoring, speed, tokens
+from . import branching, churn, drawn, faulty, hostile, models, ranks, scoring, speed, tokens
 from .lab import Lab, Spec
 from .trees import FAULTS, Trees
 
@@ -25,7 +25,8 @@ def _tree(name: str, budget: int, topk: int, dtype: str = "float32", **more: Any
 
 TREES = (
     *(_tree(f"tree-{budget}-{topk}", budget, topk) for budget, topk in PAIRS),
-    _tree("tree-7-1-bf16", 7, 1, "bfloat16"),
+    # by the chain's own attention kernel, which rounds as the chain does
+    _tree("tree-7-1-bf16", 7, 1, "bfloat16", split=False),
     _tree("tree-8-4-eager", 8, 4, graphs=False),
     _tree("tree-64-8-eager", 64, 8, graphs=False),
     # narrower than the drafter's block
@@ -37,6 +38,8 @@ TREES = (
     # SGLang's own watch over KV slots, which follows chains
     _tree("tree-7-1-kv-canary", 7, 1, more=("--enable-metrics", "--kv-canary", "raise")),
     _tree("tree-16-4-bf16", 16, 4, "bfloat16"),
+    # a round of 32 that ends goes through all three
+    _tree("tree-16-4-ladder", 16, 4, ladder="4:8,16:0"),
 )
 FAULTY = (
     *(_tree(f"fault-{name}", 16, 4, faults=(name, "no-canary")) for name in PLANTED),
@@ -53,7 +56,7 @@ FAST = (
     Spec("fast-ar", dtype="bfloat16", slots=40000, more=_LARGE),
     Spec("fast-chain", "dflash", "bfloat16", slots=40000, more=_LARGE),
     _tree("fast-tree-8-4", 8, 4, "bfloat16", slots=40000, more=_LARGE),
-    _tree("fast-tree-16-4", 16, 4, "bfloat16", slots=40000, more=_LARGE),
+    _tree("fast-ladder", 16, 4, "bfloat16", slots=40000, more=_LARGE, ladder="8:8"),
 )
 """For the padded pair (benchmarks/gpu/pad)."""
 
@@ -75,10 +78,11 @@ SPECS = {
         *TREES,
         *FAULTY,
         *FAST,
+        *ranks.RANKED,
         *models.SPECS,
     )
 }
-_OTHER = {spec.name for spec in (*FAST, *models.SPECS)}
+_OTHER = {spec.name for spec in (*FAST, *ranks.RANKED, *models.SPECS)}
 CHAINS = tuple(n for n, spec in SPECS.items() if spec.algorithm != "ddtree" and n not in _OTHER)
 CHURNED = ("tree-16-4-sync", "tree-16-4-chunk", "tree-16-4-small", "tree-32-8-debug", "tree-7-1-kv-canary", "tree-4-2")
 #: selection -> the servers that it asks
@@ -86,6 +90,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "tokens": CHAINS,
     "tree": (
         *("ar-fp32", "dflash-fp32", "dflash-bf16-stock", "tree-7-1-bf16", "tree-8-4-eager", "tree-64-8-eager"),
+        "tree-16-4-ladder",
         *(f"tree-{budget}-{topk}" for budget, topk in PAIRS),
     ),
     "churn": ("ar-fp32", *CHURNED),
@@ -93,6 +98,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "faults": ("ar-fp32", "tree-16-4", *(spec.name for spec in FAULTY if not spec.name.startswith("fault-sampled-"))),
     "sampled": (
         *("ar-fp32", "dflash-fp32", "tree-7-1", "tree-16-4", "tree-64-8", "ar-bf16", "dflash-bf16", "tree-16-4-bf16"),
+        "tree-16-4-ladder",
         *(spec.name for spec in FAULTY if spec.name.startswith("fault-sampled-")),
     ),
     "logprobs": (
@@ -124,6 +130,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "fatal": ("ar-bf16-stock", "dflash-bf16-stock"),
     "speed": tuple(spec.name for spec in FAST),
     "traces": tuple(spec.name for spec in FAST),
+    "ranks": ("ar-fp32", "tree-8-4", "tree-16-4", *(spec.name for spec in ranks.RANKED)),
     "deploy": (),
     **models.NEEDS,
 }
@@ -173,6 +180,7 @@ def plan(
             lab, held, tuple(name for name in there("faults") if SPECS[name].faults), "ar-fp32", "tree-16-4"
         ),
         "sampled": lambda: drawn.run_sampled(lab, held, there("sampled"), concurrency),
+        "ranks": lambda: ranks.run_ranks(lab, held, there("ranks"), concurrency),
         "logprobs": lambda: scoring.run_logprobs(lab, held, there("logprobs")),
         "scoring": lambda: scoring.run_scoring(lab, held, asked, "ar-fp32"),
         "speed": lambda: speed.run_speed(lab, held, there("speed")),

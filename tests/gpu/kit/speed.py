@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from .lab import Lab, Running
-from .tokens import HeldOut, ask_all, fresh_key
+from .tokens import HeldOut, ask_all, fresh_key, in_one
 
-LOADS = ((1, 12), (8, 48), (32, 128), (64, 192))
+LOADS = ((1, 6), (8, 32), (32, 96), (64, 128))
 """(requests in flight, requests)."""
-NEW_TOKENS = 128
+NEW_TOKENS = 256
+"""A request; the small pair's known text is half of it."""
 REPEATS = 3
 CONTEXTS = (512, 8000)
 """Tokens before the steps that are timed and traced. The pair knows nothing of texts beyond 2,048: only times count."""
@@ -44,6 +45,8 @@ async def run_speed(lab: Lab, held: list[HeldOut], names: tuple[str, ...]) -> No
                     got = await _round(running, held, concurrency, count)
                     rates.setdefault((running.spec.name, concurrency), []).append(got["tok_s"])
                     lab.results.add("speed", running.spec.name, f"C={concurrency}", not got["troubles"], **got)
+        for name, mib in lab.memory_mib().items():
+            lab.results.add("speed", name, "memory after all rounds", None, mib=mib)
         for (name, concurrency), found in rates.items():
             lab.results.add(
                 *("speed", name, f"C={concurrency}, median of {len(found)}", None),
@@ -84,19 +87,9 @@ async def _round(running: Running, held: list[HeldOut], concurrency: int, count:
     return figures
 
 
-def _long(held: list[HeldOut], context: int, shift: int) -> list[int]:
-    """``context`` tokens of held-out text, one after another, from prompt ``shift`` on."""
-    text: list[int] = []
-    while len(text) < context:
-        prompt = held[shift % len(held)]
-        text += [*prompt.ids, *prompt.expected]
-        shift += 1
-    return text[:context]
-
-
 async def _steps(lab: Lab, running: Running, held: list[HeldOut], context: int) -> None:
     """Milliseconds a step at C=1: what STEPS more tokens take than one, behind a cached prompt, over their steps."""
-    ids, key = _long(held, context, 0), fresh_key()
+    ids, key = in_one(held, context, 0), fresh_key()
     found: list[float] = []
     for _ in range(REPEATS + 1):
         took, steps = [], []
@@ -118,7 +111,7 @@ async def _trace(lab: Lab, running: Running, held: list[HeldOut], context: int, 
     # a machine may hand back few files, and the evidence is packed into one
     folder = Path(lab.results.evidence, "traces", name)
     folder.mkdir(parents=True)
-    prompts = [_long(held, context, 3 * i) for i in range(concurrency)]
+    prompts = [in_one(held, context, 3 * i) for i in range(concurrency)]
     asked = [running.ask.generate(p, 1, extra_key=f"trace-{i}") for i, p in enumerate(prompts)]
     await asyncio.gather(*asked)
     sampling = {"ignore_eos": True}

@@ -97,6 +97,16 @@ async def ask_all(
     return Round(outputs, time.monotonic() - begun, steps, drafts, troubles, cached)
 
 
+def in_one(held: list[HeldOut], context: int, shift: int) -> list[int]:
+    """``context`` tokens of held-out text, one after another, from prompt ``shift`` on."""
+    text: list[int] = []
+    while len(text) < context:
+        prompt = held[shift % len(held)]
+        text += [*prompt.ids, *prompt.expected]
+        shift += 1
+    return text[:context]
+
+
 def fresh_key() -> str:
     return f"round-{time.monotonic_ns()}"
 

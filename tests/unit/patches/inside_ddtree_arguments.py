@@ -65,7 +65,12 @@ def refused_target(change: dict[str, Any]) -> list[str]:
         runner = SimpleNamespace(
             **made,
             sliding_window_size=named.get("window"),
-            model_config=None,
+            model_config=SimpleNamespace(vocab_size=100),
+            model=SimpleNamespace(
+                lm_head=SimpleNamespace(**{"num_added_embeddings": 0, "tp_size": 2, **named.get("head", {})})
+            ),
+            ps=SimpleNamespace(tp_size=2),
+            server_args=SimpleNamespace(speculative_ddtree_topk=named.get("topk", 8)),
         )
         return list(ddtree_args.unsupported_runner(runner))
     finally:

@@ -9,7 +9,7 @@ import torch
 
 from ddtree_ops.engine.tree import best_first
 
-BATCH = 25
+BATCH = 100
 KINDS = ("real", "coarse", "few values", "all zero")
 
 
@@ -28,9 +28,12 @@ def _logprobs(kind: str, levels: int, topk: int, generator: torch.Generator) -> 
 
 def unlike_the_heap(seed: int, cases: int) -> dict[str, Any]:
     """{"cases", "kinds", "wrong": the first tree that is not the heap's, node for node, links and tokens included}."""
+    from sglang.srt.speculative import ddtree_build
     from sglang.srt.speculative.ddtree_build import build_trees, node_count
 
     torch.set_num_threads(1)
+    # the interpreter takes many requests in the time of one
+    ddtree_build.REQUESTS = 128
     chosen, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     done, kinds = 0, set()
     while done < cases:
@@ -51,6 +54,7 @@ def unlike_the_heap(seed: int, cases: int) -> dict[str, Any]:
                 return {"cases": done, "wrong": [kind, block, topk, budget, links, heap.parent]}
         kinds.add(kind)
         done += BATCH
+    ddtree_build.REQUESTS = 1
     return {"cases": done, "kinds": sorted(kinds), "wrong": None}
 
 
@@ -82,6 +86,33 @@ def broken_logprobs() -> dict[str, list[list[int]]]:
         "some of both": torch.tensor([[[-0.5, float("nan"), -2.0], [0.0, -1.0, float("-inf")]]]),
     }
     return {name: build_trees(case, ids, torch.tensor([9]), 8).parents.tolist() for name, case in cases.items()}
+
+
+def candidates_unlike_a_sort(seed: int, vocab: int, topk: int, kind: str) -> str | None:
+    """What is wrong with a few rows' candidates, beside a stable sort's: ties by the lower id, and what there is."""
+    from sglang.srt.speculative.ddtree_candidates import top_logprobs
+
+    generator = torch.Generator().manual_seed(seed)
+    # rows further apart than they are long
+    logits = torch.randn(5, vocab + 7, generator=generator)[:, :vocab] * 3
+    if kind == "ties":
+        logits = logits.round()
+    if kind == "gaps":
+        logits[0], logits[1, ::2], logits[2, 1:] = float("-inf"), float("-inf"), float("nan")
+    values, ids, totals = top_logprobs(logits, topk)
+    sane = torch.where(logits.isnan(), float("-inf"), logits)
+    best, order = sane.sort(dim=-1, descending=True, stable=True)
+    there = min(topk, vocab)
+    if ids[:, :there].tolist() != order[:, :there].tolist():
+        return f"ids {ids.tolist()} for {order[:, :there].tolist()}"
+    if (
+        not torch.equal(values[:, :there], best[:, :there].clamp(min=-3e38))
+        or (values[:, there:] != float("-inf")).any()
+    ):
+        return f"values {values.tolist()} for {best[:, :there].tolist()}"
+    # no total of nothing at all
+    wrong = (totals - sane.logsumexp(-1)).abs()[1:].max() > 1e-5 or totals[0] > best[0].max() + 10
+    return f"totals {totals.tolist()} for {sane.logsumexp(-1).tolist()}" if wrong else None
 
 
 def sampled(seed: int, shards: int, ties: bool) -> dict[str, Any]:

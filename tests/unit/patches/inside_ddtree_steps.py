@@ -27,7 +27,7 @@ def decoded(
     tokens: int,
     fault: str | None = None,
     sampling: list[dict[str, Any]] | None = None,
-    split: bool = False,
+    split: bool = True,
     turns: list[list[int]] | None = None,
 ) -> dict[str, Any]:
     """Decode as many requests as there are prompt lengths, ``tokens`` each and more; what came and what is wrong.
@@ -35,7 +35,7 @@ def decoded(
     {"wrong": first difference from AR's text, the pool, the appended features, or None, "commits": tokens a step and
     request, "executed": the last step's trees}. fault: a patch of tests/gpu/faults to plant; the worker's own dear
     checks are then off, so that the fault goes as far as it does in service. sampling: each request's parameters
-    (default: greedy). split: with 18-ddtree-split-prefix's attention.
+    (default: greedy). split: without it, SGLang's own attention kernel.
     turns: which requests each step has (default: all, until all have ``tokens``).
     """
     restore = plant(fault) if fault else lambda: None
@@ -45,9 +45,9 @@ def decoded(
             configured(**Setting(**setting).arguments(), sampling_backend="pytorch", attention_backend="triton"),
             torch.inference_mode(),
             alone(),
-            mock.patch.dict(os.environ, {"SGLANG_DDTREE_SPLIT_PREFIX": "1"} if split else {}),
+            mock.patch.dict(os.environ, {} if split else {"SGLANG_DDTREE_SPLIT_PREFIX": "0"}),
         ):
-            return _decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
+            return decode(Setting(**setting), prompts, tokens, fault is None, given, turns)
     finally:
         restore()
 
@@ -75,16 +75,18 @@ def started(setting: dict[str, Any], fault: str | None = None) -> dict[str, Any]
         restore()
 
 
-def _decode(
+def decode(
     setting: Setting,
     prompts: list[int],
     tokens: int,
     debug: bool,
     sampling: list[dict[str, Any]],
-    turns: list[list[int]] | None,
+    turns: list[list[int]] | None = None,
+    head: Any = None,
 ) -> dict[str, Any]:
+    """What `decoded` does, configured already. head: this rank's, where there are ranks."""
     toy = setting.toy(5)
-    server = Server(setting, toy, 9, debug)
+    server = Server(setting, toy, 9, debug, head=head)
     beginnings = [[(7 * i + 3 * j + 2) % VOCABULARY for j in range(length)] for i, length in enumerate(prompts)]
     server.runner.sampler = sampler()
     server.texts = [

@@ -123,6 +123,9 @@ def test_its_flags_need_it(algorithm: str | None, patched: Tree) -> None:
         ({"token_to_kv_pool": "MLATokenToKVPoolFP4"}, ["a KV pool of type MLATokenToKVPoolFP4"]),
         ({"pool": {"use_hnd": True}}, ["KV in the HND layout"]),
         ({"pool": {"k_scale_buffer": []}}, ["quantised KV with scales"]),
+        ({"topk": 101}, ["--speculative-ddtree-topk 101 over a vocabulary of 100"]),
+        ({"head": {"num_added_embeddings": 16}}, ["a head with added vocabulary"]),
+        ({"head": {"tp_size": 1}}, ["a head that every rank has whole"]),
     ],
 )
 def test_what_only_the_loaded_target_tells(change: dict[str, Any], words: list[str], patched: Tree) -> None:

@@ -28,5 +28,5 @@ def test_the_kernels_compile(sm: int, triton_site: Path, tmp_path: Path) -> None
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     made = [line.split() for line in done.stdout.splitlines()]
-    assert len(made) == len(WIDTHS) + 1 + 2 * len(SHAPES)
+    assert len(made) == len(WIDTHS) + 4 + 3 * len(SHAPES)
     assert all(int(size) > 1000 and int(shared) <= 1024 * SHARED_KIB[sm] for _, size, shared in made), done.stdout

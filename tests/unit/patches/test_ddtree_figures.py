@@ -11,8 +11,8 @@ from .inside_ddtree_graphs import CHAIN, tree
 from .trees import Tree
 
 
-def test_the_figures_are_the_reference_engines(patched: Tree) -> None:
-    for ours, theirs in patched(inside_ddtree_figures.shapes, 3, 40):
+def test_the_figures_are_the_reference_engines(interpreted: Tree) -> None:
+    for ours, theirs in interpreted(inside_ddtree_figures.shapes, 3, 40):
         assert ours == theirs
 
 

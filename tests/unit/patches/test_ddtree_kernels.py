@@ -37,15 +37,18 @@ def test_rows_that_are_no_rows_are_refused(interpreted: Tree) -> None:
 
 SPLIT: list[tuple[Any, ...]] = [
     # width, prefixes, heads, KV heads, head size, shares, more
-    (9, [7, 70], 2, 1, 16, 3, {}),
+    (9, [7, 300], 2, 1, 16, 3, {}),
     # no prefix at all, and one of which the last shares are empty
-    (17, [0, 130], 4, 1, 16, 4, {}),
+    (17, [0, 260], 4, 1, 16, 4, {}),
     # rows beyond one tile, a head size that is no power of two
-    (65, [5], 4, 2, 24, 1, {}),
+    (65, [140], 4, 2, 24, 2, {}),
     # more shares than keys; capped scores
-    (4, [200, 1], 2, 2, 16, 16, {"cap": 3.0}),
+    (4, [400, 1], 2, 2, 16, 16, {"cap": 3.0}),
     # a draft's block, whose tokens all see each other
-    (8, [33, 70], 4, 2, 16, 2, {"masked": False}),
+    (8, [33, 270], 4, 2, 16, 2, {"masked": False}),
+    # one program for the prefix and the nodes
+    (17, [90, 0, 3], 8, 2, 16, 1, {"cap": 3.0}),
+    (8, [33, 70], 4, 2, 16, 1, {"masked": False}),
 ]
 
 
@@ -55,7 +58,7 @@ def test_attention_with_the_prefix_split_is_dense_attention(case: tuple[Any, ...
 
 
 def test_in_16_bits_it_is_as_near_as_they_are(interpreted: Tree) -> None:
-    assert interpreted(inside_ddtree_kernels.split_apart, 6, 9, [150], 8, 2, 32, 3, {"half": True}) < 2e-3
+    assert interpreted(inside_ddtree_kernels.split_apart, 6, 9, [450], 8, 2, 32, 3, {"half": True}) < 2e-3
 
 
 @pytest.mark.parametrize("width", [9, 64, 65])

@@ -54,8 +54,8 @@ def test_each_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
 
 
 @pytest.mark.parametrize("graphs", [EAGER, CAPTURED])
-def test_with_the_prefix_split_the_text_is_the_targets(graphs: int, interpreted: Tree) -> None:
-    told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, graphs), [5, 40], 12, None, None, True)
+def test_by_sglangs_own_attention_kernel_the_text_is_the_targets(graphs: int, interpreted: Tree) -> None:
+    told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, graphs), [5, 40], 12, None, None, False)
     assert told["wrong"] is None
     assert max(told["commits"]) > 1
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.gpu.kit.branching import REFERENCE_ROWS, reference_commit_lengths
 from tests.gpu.kit.lab import REFERENCE_FAULTS
+from tests.gpu.kit.ranks import ALONE, TRUTH, TWINS
 from tests.gpu.kit.selections import NEEDS, PLANTED, SAMPLED, SPECS, STOPPED, needed
 from tests.gpu.kit.trees import Trees
 
@@ -33,6 +34,17 @@ def test_every_selection_can_be_started(selection: str, tmp_path: Path) -> None:
         words = spec.arguments(tmp_path, 1, 2)
         assert ("--speculative-ddtree-budget" in words) == (spec.algorithm == "ddtree")
         assert len(words) == len([word for word in words if word])
+
+
+def test_servers_of_two_ranks_are_asked_by_their_own_selection_alone(tmp_path: Path) -> None:
+    two = {name for name in SPECS if name.startswith("tp2-")}
+    assert two < set(NEEDS["ranks"]) and {TRUTH, *TWINS} <= two and {ALONE, *TWINS.values()} <= set(NEEDS["ranks"])
+    assert not any(two & set(names) for selection, names in NEEDS.items() if selection != "ranks")
+    for name in two:
+        words = SPECS[name].arguments(tmp_path, 1, 2)
+        assert words[words.index("--tp-size") + 1] == "2"
+        # what may be compiled at start, or take NVLink multicast from a host that lends its cards
+        assert {"--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion"} <= set(words)
 
 
 @pytest.mark.parametrize("fault", PLANTED)

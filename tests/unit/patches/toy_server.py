@@ -130,11 +130,14 @@ class Server:
         debug: bool,
         table: torch.Tensor | None = None,
         slots: int = SLOTS,
+        head: Any = None,
     ) -> None:
-        """table: req_to_token over a pool of so many slots (default: three rows that are full)."""
+        """table: req_to_token over a pool of so many slots (default: three rows that are full). head: this rank's part
+        of the drafter's, where there are ranks; the worker then looks for it itself.
+        """
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-        self.setting, self.toy, self.debug = setting, toy, debug
+        self.setting, self.toy, self.debug, self.ranked = setting, toy, debug, head is not None
         self.generator = torch.Generator().manual_seed(seed)
         self.pool = kv_pool(toy, setting.page, slots)
         if table is None:
@@ -167,7 +170,7 @@ class Server:
             ),
             model=SimpleNamespace(
                 get_input_embeddings=lambda: torch.nn.Embedding(toy.vocabulary, toy.hidden),
-                lm_head=SimpleNamespace(weight=torch.eye(toy.vocabulary)),
+                lm_head=head or SimpleNamespace(weight=torch.eye(toy.vocabulary)),
             ),
         )
         if setting.graphs:
@@ -193,7 +196,7 @@ class Server:
 
     def _worker(self) -> Any:
         from sglang.srt.speculative import ddtree_worker
-        from sglang.srt.speculative.ddtree_checks import Checks
+        from sglang.srt.speculative.ddtree_checks import AGREEMENTS, Checks
         from sglang.srt.speculative.ddtree_ladder import Ladder, parse_ladder
         from sglang.srt.speculative.ddtree_verify import PathMover
 
@@ -201,7 +204,7 @@ class Server:
         setting = self.setting
         levels = min(setting.block - 1, setting.budget)
         checks = Checks(setting.block, levels)
-        checks._debug, checks._agreements = self.debug, 0
+        checks._debug, checks._agreements = self.debug, AGREEMENTS if self.ranked else 0
         worker = object.__new__(ddtree_worker.DDTreeWorker)
         worker.__dict__.update(
             block_size=setting.block,
@@ -230,6 +233,9 @@ class Server:
             _ladder=Ladder(self.runner, parse_ladder(setting.ladder, setting.budget)),
         )
         worker._ladder.build()
+        if self.ranked:
+            worker._draft_sampler = worker._maybe_build_draft_sampler()
+            return worker
         words = self.toy.vocabulary
         head = {"weight": torch.eye(words), "num_org": words, "org_vocab_start": 0, "max_bs": 3}
         worker._draft_sampler = worker._make_draft_sampler(block_size=setting.block, **head)

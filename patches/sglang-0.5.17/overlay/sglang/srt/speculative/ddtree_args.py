@@ -105,12 +105,18 @@ def unsupported_runner(runner: Any) -> list[str]:
 
     backend = type(runner.attn_backend).__name__
     pool = type(runner.token_to_kv_pool).__name__
+    # Asked of the whole head: a rank that refused by its own shard alone would leave the others waiting for it.
+    head = getattr(runner.model, "lm_head", None)
+    vocabulary, topk = int(runner.model_config.vocab_size), int(runner.server_args.speculative_ddtree_topk)
     found = {
         f"the attention backend {backend}": backend != "TritonAttnBackend",
         f"a sliding window of {runner.sliding_window_size}": runner.sliding_window_size is not None,
         "a target with recurrent layers": mambaish_config(runner.model_config) is not None,
         f"a KV pool of type {pool}": pool not in ("MHATokenToKVPool", "MLATokenToKVPool"),
         "KV in the HND layout": bool(getattr(runner.token_to_kv_pool, "use_hnd", False)),
+        f"--speculative-ddtree-topk {topk} over a vocabulary of {vocabulary}": topk > vocabulary,
+        "a head with added vocabulary": getattr(head, "num_added_embeddings", 0) > 0,
+        "a head that every rank has whole": runner.ps.tp_size > getattr(head, "tp_size", runner.ps.tp_size),
         "quantised KV with scales": getattr(runner.token_to_kv_pool, "k_scale_buffer", None) is not None,
     }
     return [what for what, there in found.items() if there]

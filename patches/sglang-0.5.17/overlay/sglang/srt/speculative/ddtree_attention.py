@@ -18,30 +18,42 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_SHARES = 16
-PROGRAMS_PER_SM = 2
-"""Shares are made until the card has so many programs, as far as MAX_SHARES."""
+MIN_KEYS = 128
+"""Of a share. A short prefix leaves the last ones empty: a captured graph has as many as its shapes allow."""
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """rows: nodes times query heads of a program; columns: keys at a time."""
+    """rows: nodes times query heads of a program; columns: keys at a time; programs: how many an SM should have."""
 
     rows: int
     columns: int
     warps: int
     stages: int
+    programs: int = 2
 
 
-def tiles_of(rows: int, head_dim: int, item_bytes: int) -> Tiles:
-    """Chosen so that shared memory stays within each card's (tests/unit/patches/test_ddtree_compiles.py)."""
-    wide = head_dim * item_bytes > 256
-    most = 64 if wide else 128
-    return Tiles(
-        rows=min(max(16, triton.next_power_of_2(rows)), most),
-        columns=32 if wide else 64,
-        warps=4 if rows <= 64 else 8,
-        stages=2,
-    )
+TILES = {
+    # (bytes of a head, at most; rows; whether the prefix is split): the fastest or near it (benchmarks/gpu/attention)
+    (128, 64, True): Tiles(64, 64, 4, 2),
+    (128, 64, False): Tiles(64, 64, 4, 3),
+    (128, 128, True): Tiles(128, 64, 8, 2, programs=1),
+    (128, 128, False): Tiles(128, 64, 4, 3, programs=1),
+    (256, 64, True): Tiles(64, 32, 4, 2),
+    (256, 64, False): Tiles(64, 32, 4, 3),
+    (256, 128, True): Tiles(128, 64, 8, 2, programs=1),
+    (256, 128, False): Tiles(128, 64, 4, 2, programs=1),
+    # as much as the smallest card's shared memory takes
+    (1024, 64, True): Tiles(64, 32, 4, 2),
+    (1024, 64, False): Tiles(64, 32, 4, 2),
+}
+"""None has fewer than 64 rows, the least that Hopper's matrix units take at once."""
+
+
+def tiles_of(rows: int, head_dim: int, item_bytes: int, split: bool) -> Tiles:
+    """rows: nodes times query heads a KV head. Shared memory: tests/unit/patches/test_ddtree_compiles.py."""
+    size = next(most for most in (128, 256, 1024) if head_dim * item_bytes <= most)
+    return TILES[size, 128 if rows > 64 and size < 1024 else 64, split]
 
 
 def handles(head_dim: int, v_head_dim: int) -> bool:
@@ -63,7 +75,8 @@ def _add(q, k, v, seen, best, total, acc, scale, cap, CAPPED: tl.constexpr):  # 
     return higher, total * decay + tl.sum(weights, 1), acc * decay[:, None] + tl.dot(weights.to(v.dtype), v)
 
 
-@triton.jit
+# One compilation serves every number of nodes and shares.
+@triton.jit(do_not_specialize=["width", "shares"])
 def _attend_share(  # type: ignore[no-untyped-def]
     q_ptr,
     k_ptr,
@@ -72,12 +85,15 @@ def _attend_share(  # type: ignore[no-untyped-def]
     pool_v_ptr,
     out_ptr,
     log_sum_ptr,
+    o_ptr,
     kv_indptr_ptr,
     kv_indices_ptr,
     mask_ptr,
     mask_indptr_ptr,
     scale,
     cap,
+    o_row,
+    o_head,
     q_row,
     q_head,
     k_row,
@@ -98,6 +114,8 @@ def _attend_share(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     MASKED: tl.constexpr,
     CAPPED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    LEAST: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1) % kv_heads
@@ -118,7 +136,9 @@ def _attend_share(  # type: ignore[no-untyped-def]
     start = tl.load(kv_indptr_ptr + request).to(tl.int64)
     prefix = (tl.load(kv_indptr_ptr + request + 1) - start).to(tl.int32)
     if share < shares:
-        size = tl.cdiv(tl.cdiv(prefix, shares), COLUMNS) * COLUMNS
+        size = prefix
+        if SPLIT:
+            size = tl.cdiv(tl.maximum(tl.cdiv(prefix, shares), LEAST), COLUMNS) * COLUMNS
         end = tl.minimum(share * size + size, prefix)
         for begin in range(share * size, end, COLUMNS):
             keys = begin + tl.arange(0, COLUMNS)
@@ -131,7 +151,7 @@ def _attend_share(  # type: ignore[no-untyped-def]
             best, total, acc = _add(
                 q.to(k.dtype), k, v, there[None, :] & live[:, None], best, total, acc, scale, cap, CAPPED
             )
-    else:
+    if share == shares or not SPLIT:
         row_of_mask = node
         if MASKED:
             # a row of the mask: the prefix's cells, which nobody reads, then the nodes'
@@ -148,14 +168,20 @@ def _attend_share(  # type: ignore[no-untyped-def]
                 seen = tl.load(mask_ptr + row_of_mask[:, None] + keys[None, :], mask=seen, other=0) != 0
             best, total, acc = _add(q, k, v, seen, best, total, acc, scale, cap, CAPPED)
 
-    heads = kv_heads * GROUP
-    places = ((request * (shares + 1) + share) * width + node) * heads + head
-    tl.store(log_sum_ptr + places, tl.where(total > 0, best + tl.log(total), float("-inf")), mask=live)
     result = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out_ptr + places[:, None] * DIM + dims[None, :], result, mask=live[:, None] & inside[None, :])
+    written = live[:, None] & inside[None, :]
+    if SPLIT:
+        places = ((request * (shares + 1) + share) * width + node) * (kv_heads * GROUP) + head
+        tl.store(log_sum_ptr + places, tl.where(total > 0, best + tl.log(total), float("-inf")), mask=live)
+        # nobody reads what an empty share has not summed
+        summed = written & (total > 0)[:, None]
+        tl.store(out_ptr + places[:, None] * DIM + dims[None, :], result, mask=summed)
+    else:
+        places = (nodes + node)[:, None] * o_row + head[:, None] * o_head + dims[None, :]
+        tl.store(o_ptr + places, result.to(o_ptr.dtype.element_ty), mask=written)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "parts"])
 def _merge_shares(  # type: ignore[no-untyped-def]
     out_ptr,
     log_sum_ptr,
@@ -177,23 +203,22 @@ def _merge_shares(  # type: ignore[no-untyped-def]
     places = ((request * parts + part) * width + node) * heads + head
     log_sums = tl.load(log_sum_ptr + places, mask=part < parts, other=float("-inf"))
     weights = tl.exp(log_sums - tl.max(log_sums, 0))
-    read = (part < parts)[:, None] & (dims < DIM)[None, :]
+    read = (log_sums > float("-inf"))[:, None] & (dims < DIM)[None, :]
     results = tl.load(out_ptr + places[:, None] * DIM + dims[None, :], mask=read, other=0.0)
     merged = tl.sum(weights[:, None] * results, 0) / tl.sum(weights, 0)
     tl.store(o_ptr + row * o_row + head * o_head + dims, merged.to(o_ptr.dtype.element_ty), mask=dims < DIM)
 
 
 @functools.cache
-def _programs(device: torch.device) -> int:
-    """How many the card should have."""
-    if device.type != "cuda":
-        return 8
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count
+def _processors(device: torch.device) -> int:
+    """How many the card has."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
 
 
-def shares_of(programs: int, bs: int, kv_heads: int, row_tiles: int) -> int:
-    """Into how many shares a prefix is cut: from the shapes alone, which a captured graph knows."""
-    return max(1, min(MAX_SHARES, programs // (bs * kv_heads * row_tiles)))
+def shares_of(programs: int, alone: int) -> int:
+    """Into how many shares a prefix is cut, so that there are about so many ``programs``: from shapes, which a captured
+    graph knows. alone: programs without a split."""
+    return max(1, min(MAX_SHARES, programs // alone))
 
 
 def split_attention(
@@ -221,31 +246,36 @@ def split_attention(
     rows, heads, dim = q.shape
     kv_heads, bs = k.shape[1], rows // width
     group = heads // kv_heads
-    tiles = tiles_of(width * group, dim, q.element_size())
+    tiles = tiles_of(width * group, dim, q.element_size(), True)
     row_tiles = triton.cdiv(width * group, tiles.rows)
-    shares = shares or shares_of(_programs(q.device), bs, kv_heads, row_tiles)
-    out = torch.empty((bs, shares + 1, width * heads, dim), dtype=torch.float32, device=q.device)
-    log_sums = torch.empty((bs, shares + 1, width * heads), dtype=torch.float32, device=q.device)
-    block_d = max(16, triton.next_power_of_2(dim))
-    strides = [stride for each in (q, k, v, pool_k, pool_v) for stride in each.stride()[:2]]
-    _attend_share[(bs, kv_heads * row_tiles, shares + 1)](
-        *(q, k, v, pool_k, pool_v, out, log_sums, kv_indptr, kv_indices),
+    shares = shares or shares_of(tiles.programs * _processors(q.device), bs * kv_heads * row_tiles)
+    split = shares > 1
+    if not split:
+        tiles = tiles_of(width * group, dim, q.element_size(), False)
+    parts = shares + 1 if split else 0
+    out = torch.empty((bs, parts, width * heads, dim), dtype=torch.float32, device=q.device)
+    log_sums = torch.empty((bs, parts, width * heads), dtype=torch.float32, device=q.device)
+    block = {"DIM": dim, "BLOCK_D": max(16, triton.next_power_of_2(dim))}
+    strides = [stride for each in (o, q, k, v, pool_k, pool_v) for stride in each.stride()[:2]]
+    _attend_share[(bs, kv_heads * row_tiles, max(parts, 1))](
+        *(q, k, v, pool_k, pool_v, out, log_sums, o, kv_indptr, kv_indices),
         *(q if mask is None else mask, kv_indptr if mask_indptr is None else mask_indptr),
         *(scale, cap, *strides, width, shares, kv_heads),
+        **block,
         GROUP=group,
-        DIM=dim,
-        BLOCK_D=block_d,
         ROWS=tiles.rows,
         COLUMNS=tiles.columns,
         MASKED=mask is not None,
         CAPPED=cap > 0,
+        SPLIT=split,
+        LEAST=MIN_KEYS,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    _merge_shares[(rows, heads)](
-        *(out, log_sums, o, *o.stride()[:2], width, heads, shares + 1),
-        DIM=dim,
-        BLOCK_D=block_d,
-        PARTS=triton.next_power_of_2(shares + 1),
-        num_warps=1,
-    )
+    if split:
+        _merge_shares[(rows, heads)](
+            *(out, log_sums, o, *o.stride()[:2], width, heads, parts),
+            **block,
+            PARTS=triton.next_power_of_2(parts),
+            num_warps=1,
+        )

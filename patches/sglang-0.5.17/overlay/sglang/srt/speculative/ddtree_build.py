@@ -5,7 +5,8 @@ one entry a position (DDTree, arXiv 2604.12989). The tree is the ``budget`` most
 node never comes before its parent, hence parent index < child index: the Triton kernel's causal clip relies on it.
 
 Everything here has static shapes: W = budget + 1 nodes a request, node 0 the root, which is the last token of the text
-(the bonus token of the step before).
+(the bonus token of the step before). One kernel grows a tree. In torch's own operations the same took 150, on an H200
+0.25 ms of a step of 7.5.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-FLOOR = -1e30
+FLOOR: tl.constexpr = tl.constexpr(-1e30)
 """Log-probability of what has none. Finite, so that sums over a path still compare."""
+REQUESTS = 1
+"""Of a program of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,6 @@ class DraftTrees:
         next_token, next_sibling = (torch.where(link < width, link, -1) for link in (next_token, next_sibling))
         return DraftTrees(parents, depths, ranks, next_token, next_sibling, tokens)
 
-    def copy_(self, other: DraftTrees) -> None:
-        """Overwrite these arrays in place."""
-        for mine, theirs in zip(self.arrays, other.arrays, strict=True):
-            mine.copy_(theirs)
-
     @property
     def arrays(self) -> tuple[Tensor, ...]:
         return (self.parents, self.depths, self.ranks, self.next_token, self.next_sibling, self.tokens)
@@ -80,90 +80,94 @@ def node_count(block_size: int, topk: int, budget: int) -> int:
     return paths
 
 
-def build_trees(logprobs: Tensor, ids: Tensor, bonus: Tensor, budget: int) -> DraftTrees:
-    """The best-first trees of a batch.
+@triton.jit
+def _logprob(logprobs_ptr, requests, depth, rank, live, levels, topk):  # type: ignore[no-untyped-def]
+    """Of the candidate ``rank`` below a node of this depth; minus infinity where there is none."""
+    there = live & (depth < levels) & (rank < topk)
+    value = tl.load(logprobs_ptr + (requests * levels + depth) * topk + rank, mask=there, other=0.0).to(tl.float64)
+    value = tl.where(value == value, value, FLOOR)
+    value = tl.minimum(tl.maximum(value, FLOOR), 0.0)
+    return tl.where(there, value, float("-inf"))
+
+
+@triton.jit(do_not_specialize=["bonus_stride", "bs", "levels", "topk", "budget"])
+def _grow(  # type: ignore[no-untyped-def]
+    logprobs_ptr,
+    ids_ptr,
+    bonus_ptr,
+    parents_ptr,
+    depths_ptr,
+    ranks_ptr,
+    next_token_ptr,
+    next_sibling_ptr,
+    tokens_ptr,
+    bonus_stride,
+    bs,
+    levels,
+    topk,
+    budget,
+    BLOCK_BS: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
+    """Every node offers the best child that it has not got yet; the best offer of all is the next node."""
+    requests = tl.program_id(0).to(tl.int64) * BLOCK_BS + tl.arange(0, BLOCK_BS)
+    live = requests < bs
+    lanes = tl.arange(0, BLOCK_W)[None, :]
+    none = tl.zeros([BLOCK_BS, BLOCK_W], dtype=tl.int32)
+    zero = tl.zeros([BLOCK_BS], dtype=tl.int32)
+    parents, depths, children, latest = none, none, none, none
+    ranks, next_token, next_sibling = none - 1, none - 1, none - 1
+    scores = none.to(tl.float64)
+    first = _logprob(logprobs_ptr, requests, zero, zero, live, levels, topk)
+    offers = tl.where(lanes == 0, first[:, None], float("-inf"))
+    for node in range(1, budget + 1):
+        # equal offers: that of the lower parent
+        best, parent = tl.max(offers, 1, return_indices=True, return_indices_tie_break_left=True)
+        at, new = lanes == parent[:, None], lanes == node
+        depth = tl.sum(tl.where(at, depths, 0), 1)
+        rank = tl.sum(tl.where(at, children, 0), 1)
+        score = tl.sum(tl.where(at, scores, 0.0), 1)
+        before = tl.sum(tl.where(at, latest, 0), 1)
+        parents = tl.where(new, parent[:, None], parents)
+        depths = tl.where(new, depth[:, None] + 1, depths)
+        ranks = tl.where(new, rank[:, None], ranks)
+        scores = tl.where(new, best[:, None], scores)
+        next_token = tl.where(at & (rank == 0)[:, None], node, next_token)
+        next_sibling = tl.where((lanes == before[:, None]) & (rank > 0)[:, None], node, next_sibling)
+        latest = tl.where(at, node, latest)
+        children = tl.where(at, rank[:, None] + 1, children)
+        sibling = score + _logprob(logprobs_ptr, requests, depth, rank + 1, live, levels, topk)
+        child = best + _logprob(logprobs_ptr, requests, depth + 1, zero, live, levels, topk)
+        offers = tl.where(at, sibling[:, None], tl.where(new, child[:, None], offers))
+    places = requests[:, None] * (budget + 1) + lanes
+    written = live[:, None] & (lanes <= budget)
+    chosen = (requests[:, None] * levels + depths - 1) * topk + ranks
+    tokens = tl.load(ids_ptr + chosen, mask=written & (lanes > 0), other=0)
+    bonus = tl.load(bonus_ptr + requests * bonus_stride, mask=live, other=0).to(tl.int64)
+    tl.store(tokens_ptr + places, tl.where(lanes == 0, bonus[:, None], tokens), mask=written)
+    tl.store(parents_ptr + places, parents.to(tl.int64), mask=written)
+    tl.store(depths_ptr + places, depths.to(tl.int64), mask=written)
+    tl.store(ranks_ptr + places, ranks.to(tl.int64), mask=written)
+    tl.store(next_token_ptr + places, next_token.to(tl.int64), mask=written)
+    tl.store(next_sibling_ptr + places, next_sibling.to(tl.int64), mask=written)
+
+
+def build_trees(logprobs: Tensor, ids: Tensor, bonus: Tensor, budget: int, out: DraftTrees | None = None) -> DraftTrees:
+    """The best-first trees of a batch; in ``out``, where that is given: contiguous, of as many requests.
 
     logprobs: [bs, B - 1, K], entry [b, d, r] of the rank-r candidate at depth d + 1, descending in r. ids: the same
     shape, token ids. bonus: [bs], the roots' tokens. There must be ``budget`` paths (see `node_count`).
 
     Order of the nodes, and so the tie rule, is that of a best-first heap: higher sum along the path first, then lower
     parent index, then lower rank. Sums are float64, added from the root down.
-
-    How: if the first ``budget`` nodes of depth < t are known in order, so are those of depth <= t, for whatever is
-    cut off comes behind ``budget`` others, its children too, and the order among nodes of depth < t does not change
-    when deeper ones join. A row-major table [node, rank] of all children has its ties in the rule's order already, so
-    one stable sort by score makes the next list. One more round than there are depths turns the parents' places in the
-    last list into indices of the final one.
     """
     bs, levels, topk = logprobs.shape
-    safe = torch.nan_to_num(logprobs.double(), nan=FLOOR, neginf=FLOOR).clamp(min=FLOOR, max=0.0)
-    # the children of a node at the last depth do not exist
-    rows = torch.nn.functional.pad(safe, (0, 0, 0, 1), value=float("-inf"))
-    root = torch.zeros((bs, 1), dtype=torch.int64, device=logprobs.device)
-    scores = torch.full((bs, budget + 1), float("-inf"), dtype=torch.float64, device=logprobs.device)
-    scores[:, 0] = 0.0
-    depths = torch.zeros((bs, budget + 1), dtype=torch.int64, device=logprobs.device)
-    place = depths[:, 1:]
-    for _ in range(min(levels, budget) + 1):
-        table = scores.unsqueeze(2) + rows.gather(1, depths.unsqueeze(2).expand(-1, -1, topk))
-        best, order = table.flatten(1).sort(dim=1, descending=True, stable=True)
-        place = order[:, :budget]
-        scores = torch.cat((scores[:, :1], best[:, :budget]), dim=1)
-        below = depths.gather(1, place // topk) + 1
-        depths = torch.cat((root, below.clamp(max=levels)), dim=1)
-    parent, rank = place // topk, place % topk
-    chosen = (depths[:, 1:] - 1) * topk + rank
-    tokens = torch.cat((bonus.view(-1, 1), ids.reshape(bs, -1).gather(1, chosen)), dim=1)
-    next_token, next_sibling = _links(place, rank, topk, budget)
-    return DraftTrees(
-        parents=torch.cat((root, parent), dim=1),
-        depths=depths,
-        ranks=torch.cat((root - 1, rank), dim=1),
-        next_token=next_token,
-        next_sibling=next_sibling,
-        tokens=tokens,
+    trees = out or empty_trees(bs, budget + 1, logprobs.device)
+    _grow[(triton.cdiv(bs, REQUESTS),)](
+        *(logprobs.contiguous(), ids.contiguous(), bonus, *trees.arrays),
+        *(bonus.stride(0), bs, levels, topk, budget),
+        BLOCK_BS=REQUESTS,
+        BLOCK_W=triton.next_power_of_2(budget + 1),
+        num_warps=1,
     )
-
-
-def _links(place: Tensor, rank: Tensor, topk: int, budget: int) -> tuple[Tensor, Tensor]:
-    """(next_token, next_sibling) from each node's place [bs, budget] in the row-major table [node, rank].
-
-    A node of rank r > 0 has all lower ranks of its parent before it, so its siblings are neighbours in the table.
-    """
-    bs = place.shape[0]
-    at = torch.full((bs, (budget + 1) * topk + 1), -1, dtype=torch.int64, device=place.device)
-    nodes = torch.arange(1, budget + 1, device=place.device).expand(bs, -1)
-    at.scatter_(1, place, nodes)
-    next_token = at[:, : (budget + 1) * topk : topk].contiguous()
-    sibling = torch.where(rank + 1 < topk, at.gather(1, place + 1), -1)
-    alone = torch.full((bs, 1), -1, dtype=torch.int64, device=place.device)
-    return next_token, torch.cat((alone, sibling), dim=1)
-
-
-def top_logprobs(logits: Tensor, topk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(logits, ids, log of the sum of exponentials) of the ``topk`` best of each row: [n, K] float32, [n, K], [n].
-
-    logits: [n, vocabulary], any floating type. Equal values: lower id first; which of several equal values at the edge
-    of the ``topk`` are kept is the kernel's choice, the same on all ranks. One candidate is argmax's, as the chain's.
-    """
-    if topk == 1:
-        values, ids = logits.max(dim=-1, keepdim=True)
-    else:
-        values, ids = logits.topk(topk, dim=-1)
-        ids, order = ids.sort(dim=-1)
-        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    return values.float(), ids, torch.logsumexp(logits.float(), dim=-1)
-
-
-def merge_shards(values: Tensor, ids: Tensor, totals: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-    """(log-probabilities [n, K], global ids [n, K]) of vocabulary shards gathered in rank order.
-
-    values, ids: [shards, n, K], ids already global and ascending from shard to shard. totals: [shards, n]. Equal
-    values: lower id first, because a shard's own ties are in that order and the sort is stable.
-    """
-    count = values.shape[1]
-    flat = values.permute(1, 0, 2).reshape(count, -1)
-    best, order = flat.sort(dim=1, descending=True, stable=True)
-    chosen = ids.permute(1, 0, 2).reshape(count, -1).gather(1, order[:, :topk])
-    return best[:, :topk] - torch.logsumexp(totals, dim=0).unsqueeze(1), chosen
+    return trees

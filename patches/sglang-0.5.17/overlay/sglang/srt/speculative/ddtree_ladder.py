@@ -8,10 +8,13 @@ drafter's KV filled as ever, so that the next smaller batch drafts on.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,9 @@ class Ladder:
             if not needed:
                 return Built(rung, backend, None)
             decode.bs = needed
+            # in the words of the runner's own capture
+            text = "Capture target verify CUDA graph begin. rung from %d requests on, num_tokens_per_req=%d, bs=%s"
+            logger.info(text, rung.first, rung.budget + 1, needed)
             graphs = type(captured)(runner, attn_backend=backend, speculative_num_draft_tokens=rung.budget + 1)
             return Built(rung, backend, graphs)
         finally:

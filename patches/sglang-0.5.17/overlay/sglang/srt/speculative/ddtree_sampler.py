@@ -9,17 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree_build import (
-    DraftTrees,
-    build_trees,
-    empty_trees,
-    merge_shards,
-    top_logprobs,
-)
+from sglang.srt.speculative.ddtree_build import DraftTrees, build_trees, empty_trees
+from sglang.srt.speculative.ddtree_candidates import merge_shards, top_logprobs
 from torch import Tensor
 
-CHUNK_BYTES = 128 << 20
-"""Of float32 logits at once: the sum of exponentials is taken in float32, chunk by chunk of rows."""
+CHUNK_BYTES = 512 << 20
+"""Of logits at once. Every chunk of rows reads the whole head again."""
 
 
 class DDTreeDraftSampler:
@@ -41,12 +36,9 @@ class DDTreeDraftSampler:
         max_bs: int,
         tp_group: Any = None,
     ) -> None:
-        """weight: the head's rows of this rank, the first ``num_org`` of them real. tp_group None: one rank.
-
-        Raises ValueError where a shard has fewer rows than ``topk``.
+        """weight: the head's rows of this rank, the first ``num_org`` of them real, which may be fewer than ``topk`` or
+        none: the last ranks of an odd vocabulary have what is left. tp_group None: one rank.
         """
-        if num_org < topk:
-            raise ValueError(f"DDTREE: --speculative-ddtree-topk {topk} exceeds a vocabulary shard of {num_org} rows")
         self._weight = weight[:num_org]
         self._start = org_vocab_start
         self._block_size, self._budget, self._topk = block_size, budget, topk
@@ -56,24 +48,25 @@ class DDTreeDraftSampler:
     def __call__(self, hidden_states: Tensor, input_ids: Tensor) -> None:
         """hidden_states: [bs * B, hidden] of the draft. input_ids: [bs * B]; a block's first is the bonus token."""
         blocks = input_ids.view(-1, self._block_size)
-        self._trees.first(blocks.shape[0]).copy_(self.draw(hidden_states, blocks[:, 0]))
+        self.draw(hidden_states, blocks[:, 0], out=self._trees.first(blocks.shape[0]))
 
     def captured(self, bs: int) -> DraftTrees:
         """What the last replay left for the first ``bs`` requests: views, valid until the next draft."""
         return self._trees.first(bs)
 
-    def draw(self, hidden_states: Tensor, bonus: Tensor) -> DraftTrees:
-        """The trees of one draft, without a graph. bonus: [bs]."""
+    def draw(self, hidden_states: Tensor, bonus: Tensor, out: DraftTrees | None = None) -> DraftTrees:
+        """The trees of one draft, in ``out`` where that is given. bonus: [bs]."""
         bs, drafted = bonus.shape[0], self._block_size - 1
         hidden = hidden_states.view(bs, self._block_size, -1)[:, 1:].reshape(bs * drafted, -1).to(self._weight.dtype)
         logprobs, ids = self._candidates(hidden)
         shape = (bs, drafted, self._topk)
-        return build_trees(logprobs.view(shape), ids.view(shape), bonus, self._budget)
+        return build_trees(logprobs.view(shape), ids.view(shape), bonus, self._budget, out)
 
     def _candidates(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probabilities, token ids), each [rows, K]."""
-        rows = max(1, CHUNK_BYTES // (4 * self._weight.shape[0]))
-        parts = [top_logprobs(torch.matmul(part, self._weight.T), self._topk) for part in torch.split(hidden, rows)]
+        row_bytes = max(1, self._weight.shape[0] * self._weight.element_size())
+        chunks = torch.split(hidden, max(1, CHUNK_BYTES // row_bytes))
+        parts = [top_logprobs(torch.matmul(chunk, self._weight.T), self._topk) for chunk in chunks]
         values, ids, totals = (torch.cat(part) for part in zip(*parts, strict=True))
         ids = ids + self._start
         if self._tp_group is None:

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ def sampled_nodes(sampler: Any, logits: Tensor, info: SamplingBatchInfo | None, 
     sampler: the target runner's ``Sampler``. logits: [bs * W, V], a request's nodes next to each other; left as they
     are. info: of the bs requests; None or all greedy takes the argmax. positions: int64 [bs * W], of each node in its
     text. Penalties, grammars and custom processors are not applied here.
+
+    Tensor parallel: all ranks get what the first one drew. One whose draws fell otherwise, by rounding or by the state
+    of its generator, would commit another number of tokens, and the next collective would never end. An argmax needs
+    no such care: all ranks have the same logits.
     """
     if info is None or info.is_all_greedy:
         return torch.argmax(logits, dim=-1)
@@ -52,7 +58,10 @@ def sampled_nodes(sampler: Any, logits: Tensor, info: SamplingBatchInfo | None, 
         )
         for begin in range(0, rows, step)
     ]
-    return torch.cat(drawn).long()
+    tokens = torch.cat(drawn).long()
+    if get_parallel().tp_size > 1:
+        get_tp_group().broadcast(tokens, src=0)
+    return tokens
 
 
 def _rows_of(info: SamplingBatchInfo, owners: Tensor) -> SamplingBatchInfo:
