@@ -5,6 +5,7 @@ Written from the published models, not from SGLang: latents are expanded to keys
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class DenseModel:
         self.config, self.weights = config, weights
         self.latent = config["model_type"] == "deepseek_v3"
 
-    def run(self, ids: list[int]) -> Run:
+    def run(self, ids: Sequence[int]) -> Run:
         x, positions = self.weights["model.embed_tokens.weight"][torch.tensor(ids)], torch.arange(len(ids))
         after: list[Tensor] = []
         kept: list[list[Tensor]] = []
