@@ -20,7 +20,7 @@ class Executed:
     nodes: int
     max_children: int
     max_depth: int
-    requests: int
+    requests: int = 1
 
 
 def told(info: dict[str, object]) -> bool:
@@ -28,14 +28,17 @@ def told(info: dict[str, object]) -> bool:
     return "executed" in _state(info)
 
 
-def executed(info: dict[str, object], requests: int) -> Executed | None:
+def executed(info: dict[str, object], requests: int = 1) -> Executed | None:
     """The last step's figures; None before the first step, or where they are not told as three counts."""
     given = _state(info).get("executed")
     if not isinstance(given, dict):
         return None
     counts = [given.get(name) for name in ("nodes", "max_children", "max_depth")]
     known = [count for count in counts if isinstance(count, int) and not isinstance(count, bool) and count >= 0]
-    return Executed(*known, requests) if len(known) == 3 else None
+    if len(known) != 3:
+        return None
+    nodes, children, depth = known
+    return Executed(nodes, children, depth, requests)
 
 
 def _state(info: dict[str, object]) -> dict[str, object]:

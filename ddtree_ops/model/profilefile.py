@@ -19,6 +19,7 @@ EXACTNESS_METHODS = ("self-score", "replay", "distribution")
 """Those that need nothing beside the server: a deploy's gate may run them."""
 _MODEL_TEXT = "an absolute path on the host, or release:<path inside the release's share/>"
 _BACKENDS = "[a-z0-9_]{1,40}"
+_LADDER = "[0-9]{1,6}:[0-9]{1,6}(,[0-9]{1,6}:[0-9]{1,6})*"
 DAY_S = 86_400
 
 
@@ -105,19 +106,6 @@ def _checks(node: Node) -> dict[str, CheckOverride | None]:
     return found
 
 
-def _ladder(node: Node) -> str:
-    """``{8: 8, 32: 0}``: from so many running requests on so many nodes; in the words that the engines take."""
-    steps = check.any_mapping(node)
-    if not steps:
-        node.fail("the ladder is empty", allowed="{8: 8, 32: 0}, or leave it out")
-    rungs = []
-    for requests, child in steps.items():
-        if re.fullmatch("[1-9][0-9]{0,5}", requests) is None:
-            child.fail(f"{requests} is not a number of running requests", allowed="whole numbers from 2")
-        rungs.append((int(requests), check.integer(child, 0, 1023)))
-    return ",".join(f"{requests}:{budget}" for requests, budget in sorted(rungs))
-
-
 def _evidence(node: Node) -> EvidenceRef:
     """The records of a sweep, relative to the workspace, and their hash."""
     values = check.mapping(node, ("records", "sha256"), required=("records", "sha256"))
@@ -149,7 +137,7 @@ PROFILE_KEYS: dict[str, Callable[[Node], Any]] = {
     "algorithm": lambda node: check.choice(node, ALGORITHMS),
     "budget": _optional(_integer(1, 1024)),
     "topk": _optional(_integer(1, 1 << 24)),
-    "ladder": _optional(_ladder),
+    "ladder": _optional(lambda node: check.pattern(node, _LADDER, "REQUESTS:BUDGET,..., such as 8:8,32:0, in quotes")),
     "block_size": _integer(2, 256),
     "vocab_size": _optional(_integer(2, 1 << 24)),
     "tp": _integer(1, 64),

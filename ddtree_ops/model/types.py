@@ -158,7 +158,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     algorithm: Algorithm
     budget: int | None
     topk: int | None
-    ladder: str | None
+    ladder: str | None = None
     block_size: int
     vocab_size: int | None
     tp: int

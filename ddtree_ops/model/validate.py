@@ -77,7 +77,7 @@ def _algorithm(values: Mapping[str, Any], fail: Any) -> None:
         try:
             parse_ladder(values["ladder"], values["budget"])
         except ValueError as error:
-            fail("ladder", str(error), "more requests and a smaller budget at each step, such as {8: 8, 32: 0}")
+            fail("ladder", str(error), "more requests and a smaller budget at each step, such as 8:8,32:0")
         if vocabulary is not None and values["topk"] > vocabulary:
             fail("topk", f"{values['topk']} is more than the vocabulary has", f"from 1 to {vocabulary} (vocab_size)")
 
