@@ -67,14 +67,14 @@ def bounds(
     """(what, measured, bound, whether it is kept, None where there is no bound)"""
     for width, name, found, bound in ((9, "fast-tree-8-4", narrow, 1.10), (17, TREE, wide, 1.15)):
         for context in (512, 8000):
-            load = f"{context}-c1"
-            ratio = found[f"{name}-{load}"]["verify"] / found[f"{AR}-{load}"]["verify"]
+            trace = f"{context}-c1"
+            ratio = found[f"{name}-{trace}"]["verify"] / found[f"{AR}-{trace}"]["verify"]
             what = f"verify of {width} nodes beside AR's step, {context:,} tokens of context, C=1"
             yield what, f"{ratio:.2f}", f"at most {bound:.2f}", ratio <= bound
-    for load in (1, 8, 32):
-        one = wide[f"{TREE}-512-c{load}"]
+    for many in (1, 8, 32):
+        one = wide[f"{TREE}-512-c{many}"]
         share = (one["build"] + one["commit"]) / one["step"]
-        yield f"build and commit of a step, C={load}", f"{share:.1%}", "at most 5 %", share <= 0.05
+        yield f"build and commit of a step, C={many}", f"{share:.1%}", "at most 5 %", share <= 0.05
     speed, length = rates(rows), commits(rows)
     for load in LOADS:
         faster = speed[TREE, load] / speed[CHAIN, load]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.blocks import block, put
+from benchmarks.gpu import upstream
 from benchmarks.gpu.table import BLOCK, FOLDER, NARROW, RATES, ROOT, WIDE, table
 
 ROWS, EIGHT, SIXTEEN = (json.loads((FOLDER / name).read_text()) for name in (RATES, NARROW, WIDE))
@@ -16,6 +17,10 @@ ROWS, EIGHT, SIXTEEN = (json.loads((FOLDER / name).read_text()) for name in (RAT
 
 def test_the_readme_shows_what_was_measured() -> None:
     assert block(ROOT / "README.md", BLOCK) == table(ROWS["rows"], EIGHT, SIXTEEN)
+
+
+def test_the_page_for_reviewers_is_what_the_series_and_the_results_say() -> None:
+    assert upstream.PAGE.read_text() == upstream.page()
 
 
 def test_a_bound_that_is_not_kept_says_so() -> None:
