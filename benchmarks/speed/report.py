@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.blocks import put
+
 from .rows import Row
 from .timing import Measured, ratio
 from .venvs import CHECKOUT
 
 RESULTS = CHECKOUT / "benchmarks/results.json"
-BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 
 
 def told(row: Row, found: Mapping[str, Measured], context: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,10 +37,7 @@ def keep(name: str, row: dict[str, Any]) -> None:
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     kept[name] = _rounded(row)
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    readme = CHECKOUT / "README.md"
-    head, _, rest = readme.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    readme.write_text(f"{head}{BEGIN}\n{table(kept)}{END}{tail}")
+    put(CHECKOUT / "README.md", "benchmarks", table(kept))
 
 
 def table(kept: Mapping[str, Any]) -> str:

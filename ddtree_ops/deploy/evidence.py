@@ -46,4 +46,9 @@ def _is_of(line: dict[str, Any], profile: Profile) -> bool:
     """Whether a line is a measured cell of the profile's shape."""
     shape = (line.get("cell") or {}).get("shape") or {}
     mine = (profile.algorithm, profile.budget, profile.topk)
-    return line.get("status") == "ok" and (shape.get("algorithm"), shape.get("budget"), shape.get("topk")) == mine
+    # cells are measured without a ladder
+    return (
+        profile.ladder is None
+        and line.get("status") == "ok"
+        and (shape.get("algorithm"), shape.get("budget"), shape.get("topk")) == mine
+    )

@@ -48,7 +48,9 @@ def tree_of(profile: Profile, drafter: str = "") -> Tree | None:
     """What the profile drafts, None without speculation. ``drafter`` names its weights."""
     if profile.algorithm == "none":
         return None
-    return Tree(block_size=profile.block_size, budget=profile.budget, topk=profile.topk, drafter=drafter)
+    return Tree(
+        block_size=profile.block_size, budget=profile.budget, topk=profile.topk, ladder=profile.ladder, drafter=drafter
+    )
 
 
 def gate_prompts(profile: Profile, workspace: Path | None) -> tuple[list[Prompt], str]:

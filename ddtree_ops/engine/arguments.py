@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree_ops.ladder import parse_ladder
+
 from .faults import Fault
 
 
@@ -34,6 +36,7 @@ class Arguments:
     speculative_num_draft_tokens: int | None = None
     speculative_ddtree_budget: int | None = None
     speculative_ddtree_topk: int | None = None
+    speculative_ddtree_ladder: str | None = None
     speculative_sampling: str | None = None
     skip_tokenizer_init: bool = False
     fault: Fault | None = None
@@ -49,6 +52,7 @@ def check_arguments(a: Arguments) -> None:
         "--speculative-num-draft-tokens": a.speculative_num_draft_tokens,
         "--speculative-ddtree-budget": a.speculative_ddtree_budget,
         "--speculative-ddtree-topk": a.speculative_ddtree_topk,
+        "--speculative-ddtree-ladder": a.speculative_ddtree_ladder,
         "--speculative-sampling": a.speculative_sampling,
     }
     present = [name for name, value in given.items() if value is not None]
@@ -61,15 +65,19 @@ def check_arguments(a: Arguments) -> None:
     if a.speculative_algorithm == "DFLASH" and tree:
         raise ArgumentError(f"{tree[0]} needs --speculative-algorithm DDTREE, not DFLASH")
     if a.speculative_algorithm == "DDTREE":
-        if len(tree) != 2:
+        budget = a.speculative_ddtree_budget
+        if budget is None or a.speculative_ddtree_topk is None:
             raise ArgumentError(
                 "--speculative-algorithm DDTREE needs --speculative-ddtree-budget and --speculative-ddtree-topk"
             )
-        budget = a.speculative_ddtree_budget
-        if budget is not None and a.speculative_num_draft_tokens not in (None, budget + 1):
+        if a.speculative_num_draft_tokens not in (None, budget + 1):
             raise ArgumentError(
                 f"--speculative-num-draft-tokens {a.speculative_num_draft_tokens} must be budget + 1 = {budget + 1}"
             )
+        try:
+            parse_ladder(a.speculative_ddtree_ladder, budget)
+        except ValueError as error:
+            raise ArgumentError(f"--speculative-ddtree-ladder {a.speculative_ddtree_ladder}: {error}") from None
     if a.fault is not None and a.speculative_algorithm is None:
         raise ArgumentError(f"--fault {a.fault} needs --speculative-algorithm DFLASH or DDTREE")
     if a.skip_tokenizer_init and a.tokenizer_path is not None:
@@ -104,6 +112,10 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         "--speculative-ddtree-budget", type=_bounded(1, 1024), help="tree nodes verified a step, root excluded"
     )
     p.add_argument("--speculative-ddtree-topk", type=_bounded(1), help="candidates kept a draft position")
+    p.add_argument(
+        "--speculative-ddtree-ladder",
+        help="smaller budgets for larger batches: 8:8,32:0 has 8 nodes from 8 running requests on, none from 32 on",
+    )
     p.add_argument(
         "--speculative-sampling",
         choices=("per-node", "rejection"),

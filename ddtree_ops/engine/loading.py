@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ddtree_ops.ladder import parse_ladder
+
 from .arguments import ArgumentError, Arguments
 from .cache import PrefixCache
 from .config import DraftConfig, ModelConfig, load_draft_config, load_target_config
@@ -69,7 +71,9 @@ def build_decoder(a: Arguments, resolved: Resolved) -> Decoder:
         return Decoder(target, cache, pool)
     drafter = Drafter(a.speculative_draft_model_path, resolved.draft, target, slots, positions)
     rejection = a.speculative_sampling == "rejection"
-    draft = Draft(a.speculative_ddtree_budget, a.speculative_ddtree_topk or 1, rejection)
+    budget = a.speculative_ddtree_budget
+    ladder = () if budget is None else parse_ladder(a.speculative_ddtree_ladder, budget)
+    draft = Draft(budget, a.speculative_ddtree_topk or 1, rejection, ladder)
     return Decoder(target, cache, pool, drafter, draft, a.fault)
 
 

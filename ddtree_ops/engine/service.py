@@ -178,6 +178,7 @@ class Service:
             "speculative_draft_model_path": _text(a.speculative_draft_model_path),
             "speculative_num_draft_tokens": r.num_draft_tokens,
             "speculative_ddtree_budget": a.speculative_ddtree_budget,
+            "speculative_ddtree_ladder": a.speculative_ddtree_ladder,
             "speculative_ddtree_topk": a.speculative_ddtree_topk,
             "speculative_sampling": (a.speculative_sampling or "per-node") if a.speculative_algorithm else None,
             "block_size": r.draft.block_size if r.draft else None,

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddtree_ops.ladder import Rungs, budget_at
+
 from . import planted
 from .attention import PromptAttention, VerifyAttention, prefix_allowed
 from .cache import PrefixCache
@@ -33,12 +35,18 @@ Ints = NDArray[np.int64]
 class Draft:
     """What is drafted. budget None: the chain of block_size - 1; else a tree of `budget` nodes, topk a position.
 
-    rejection: requests that sample verify by rejection and not by a draw a node (see walk).
+    rejection: requests that sample verify by rejection and not by a draw a node (see walk). ladder: the budgets by
+    batch size, that of one request among them; none: ``budget`` for all.
     """
 
     budget: int | None
     topk: int
     rejection: bool = False
+    ladder: Rungs = ()
+
+    def budget_of(self, requests: int) -> int | None:
+        """What holds for a batch of so many."""
+        return budget_at(self.ladder, requests) if self.ladder else self.budget
 
 
 @dataclass
@@ -188,20 +196,18 @@ class Decoder:
     def _propose(self, bonus: Tensor, lengths: Tensor, prefix: Tensor) -> tuple[Ints, Ints, Ints]:
         """(parent, depth, token), each [batch, W]."""
         batch = bonus.shape[0]
-        if self.drafter is None or self._draft is None:
+        budget = None if self._draft is None else self._draft.budget_of(batch)
+        if self.drafter is None or self._draft is None or budget == 0:
             root = np.zeros((batch, 1), dtype=np.int64)
             return root, root, bonus.unsqueeze(1).numpy()
         logits = self.drafter.logits(bonus, lengths, prefix)
-        if self._draft.budget is None:
+        if budget is None:
             trees = [chain(logits.shape[1])] * batch
             ids = logits.argmax(-1, keepdim=True)
         else:
-            values, ids = candidates(
-                torch.log_softmax(logits.float(), dim=-1), min(self._draft.topk, self._draft.budget)
-            )
+            values, ids = candidates(torch.log_softmax(logits.float(), dim=-1), min(self._draft.topk, budget))
             if self.fault is Fault.TOPK_IGNORED:
                 values = values[..., :1]
-            budget = self._draft.budget
             if self.fault is Fault.BUDGET_CLAMPED:
                 budget = min(budget, self.drafter.config.block_size - 1)
             trees = [best_first(rows, budget) for rows in values.tolist()]

@@ -24,6 +24,7 @@ from ddtree_ops.exactness.work import Facts, Progress, TooMuchTrouble
 SHAPE_KEYS = (
     "speculative_algorithm",
     "speculative_ddtree_budget",
+    "speculative_ddtree_ladder",
     "speculative_ddtree_topk",
     "speculative_num_draft_tokens",
     "speculative_dflash_block_size",

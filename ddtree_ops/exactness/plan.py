@@ -46,19 +46,22 @@ class Load:
 @dataclass(frozen=True, kw_only=True)
 class Tree:
     """What the profile says is drafted: ``budget`` nodes besides the root and ``topk`` candidates a position (both None
-    for a chain), ``block_size`` with the anchor. ``drafter`` names the weights, so that counts are not compared across.
+    for a chain), ``ladder`` the smaller budgets of larger batches, ``block_size`` with the anchor. ``drafter`` names
+    the weights, so that counts are not compared across.
     """
 
     block_size: int
     budget: int | None = None
     topk: int | None = None
+    ladder: str | None = None
     drafter: str = ""
 
     @property
     def shape(self) -> str:
         """The name under which a golden keeps verify counts."""
         tree = "chain" if self.budget is None else f"tree {self.budget}/{self.topk}"
-        return f"{tree} block {self.block_size}" + (f" drafter {self.drafter}" if self.drafter else "")
+        ladder = f" ladder {self.ladder}" if self.ladder else ""
+        return f"{tree}{ladder} block {self.block_size}" + (f" drafter {self.drafter}" if self.drafter else "")
 
 
 @dataclass(frozen=True, kw_only=True)

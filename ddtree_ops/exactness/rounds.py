@@ -253,7 +253,7 @@ class Rounds:
         """After a request, what the last step executed; a server that runs many requests is not asked for each."""
         if self._evidence.executed_told and self._sampled[load] < SAMPLES:
             self._sampled[load] += 1
-            shown = structure.executed(await self._work.server.info("server_info"))
+            shown = structure.executed(await self._work.server.info("server_info"), load.concurrency)
             if shown is not None:
                 self._evidence.executed[shown] += 1
 

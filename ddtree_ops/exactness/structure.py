@@ -10,15 +10,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ddtree_ops.exactness.plan import Tree
+from ddtree_ops.ladder import parse_ladder
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """The largest figures over the trees of one step."""
+    """The largest figures over the trees of one step, of ``requests`` at most."""
 
     nodes: int
     max_children: int
     max_depth: int
+    requests: int = 1
 
 
 def told(info: dict[str, object]) -> bool:
@@ -26,14 +28,17 @@ def told(info: dict[str, object]) -> bool:
     return "executed" in _state(info)
 
 
-def executed(info: dict[str, object]) -> Executed | None:
+def executed(info: dict[str, object], requests: int = 1) -> Executed | None:
     """The last step's figures; None before the first step, or where they are not told as three counts."""
     given = _state(info).get("executed")
     if not isinstance(given, dict):
         return None
     counts = [given.get(name) for name in ("nodes", "max_children", "max_depth")]
     known = [count for count in counts if isinstance(count, int) and not isinstance(count, bool) and count >= 0]
-    return Executed(*known) if len(known) == 3 else None
+    if len(known) != 3:
+        return None
+    nodes, children, depth = known
+    return Executed(nodes, children, depth, requests)
 
 
 def _state(info: dict[str, object]) -> dict[str, object]:
@@ -41,28 +46,36 @@ def _state(info: dict[str, object]) -> dict[str, object]:
     return states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
 
 
-def nodes_of(tree: Tree) -> int:
-    """Nodes besides the root that every step verifies: the budget, fewer only where there are not so many paths."""
+def nodes_of(tree: Tree, requests: int) -> list[int]:
+    """Nodes besides the root that a step of ``requests`` or fewer verifies: the budget, fewer only where there are not
+    so many paths, and those of the ladder's rungs that begin below."""
     depth, topk = tree.block_size - 1, tree.topk or 1
     if tree.budget is None:
-        return depth
+        return [depth]
+    rungs = parse_ladder(tree.ladder, tree.budget)
+    return [_paths(depth, topk, budget) for first, budget in rungs if first <= requests]
+
+
+def _paths(depth: int, topk: int, budget: int) -> int:
+    """How many there are, at most ``budget``."""
     paths = 0
     for level in range(1, depth + 1):
         paths += topk**level
-        if paths >= tree.budget:
-            return tree.budget
+        if paths >= budget:
+            return budget
     return paths
 
 
 def wrong(tree: Tree | None, seen: Collection[Executed]) -> list[tuple[str, str]]:
     """(code, message) for everything that no correct engine executes; ``tree`` None: without speculation."""
-    nodes = 0 if tree is None else nodes_of(tree)
     depth = 0 if tree is None else tree.block_size - 1
     children = 0 if tree is None else 1 if tree.budget is None else tree.topk or 1
     found: dict[str, str] = {}
     for one in sorted(seen, key=lambda one: (one.nodes, one.max_children, one.max_depth)):
-        if one.nodes != nodes:
-            found["executed-nodes"] = f"the server verifies {one.nodes} nodes a step, the profile says {nodes}"
+        allowed = [0] if tree is None else nodes_of(tree, one.requests)
+        if one.nodes not in allowed:
+            wanted = " or ".join(map(str, allowed))
+            found["executed-nodes"] = f"the server verifies {one.nodes} nodes a step, the profile says {wanted}"
         if one.max_children > children:
             found["executed-topk"] = f"a node has {one.max_children} children, the profile keeps {children} candidates"
         if one.max_depth > depth:

@@ -39,6 +39,7 @@ _OWNED: dict[str, str] = {
     "--speculative-dflash-block-size": "block_size",
     "--speculative-ddtree-budget": "budget",
     "--speculative-ddtree-topk": "topk",
+    "--speculative-ddtree-ladder": "ladder",
     "--api-key": "api_key",
     "--api-key-file": "api_key",
     "--admin-api-key": "api_key",
@@ -52,6 +53,7 @@ _KEYS_AS_FLAGS: dict[str, str] = {
     for key in (
         "budget",
         "topk",
+        "ladder",
         "block_size",
         "algorithm",
         "drafter",

@@ -19,6 +19,7 @@ EXACTNESS_METHODS = ("self-score", "replay", "distribution")
 """Those that need nothing beside the server: a deploy's gate may run them."""
 _MODEL_TEXT = "an absolute path on the host, or release:<path inside the release's share/>"
 _BACKENDS = "[a-z0-9_]{1,40}"
+_LADDER = "[0-9]{1,6}:[0-9]{1,6}(,[0-9]{1,6}:[0-9]{1,6})*"
 DAY_S = 86_400
 
 
@@ -136,6 +137,7 @@ PROFILE_KEYS: dict[str, Callable[[Node], Any]] = {
     "algorithm": lambda node: check.choice(node, ALGORITHMS),
     "budget": _optional(_integer(1, 1024)),
     "topk": _optional(_integer(1, 1 << 24)),
+    "ladder": _optional(lambda node: check.pattern(node, _LADDER, "REQUESTS:BUDGET,..., such as 8:8,32:0, in quotes")),
     "block_size": _integer(2, 256),
     "vocab_size": _optional(_integer(2, 1 << 24)),
     "tp": _integer(1, 64),

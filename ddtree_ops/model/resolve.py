@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "algorithm": "none",
     "budget": None,
     "topk": None,
+    "ladder": None,
     "block_size": 8,
     "vocab_size": None,
     "tp": 1,
@@ -70,6 +71,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
     "min_accept_length": ("dflash", "ddtree"),
     "budget": ("ddtree",),
     "topk": ("ddtree",),
+    "ladder": ("ddtree",),
 }
 
 

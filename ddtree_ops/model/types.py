@@ -143,7 +143,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A resolved profile: what the service runs. Keys whose absence means something are None; all others have a value.
 
     ``model`` and ``drafter`` are absolute paths on the host or ``release:<path under the release's share/>``.
-    ``budget`` counts tree nodes verified a step, the root excluded. ``open`` is the reason for serving beyond
+    ``budget`` counts tree nodes verified a step, the root excluded; ``ladder`` has smaller ones for
+    larger batches, as `ddtree_ops.ladder` reads it. ``open`` is the reason for serving beyond
     loopback without a key. ``applied_rules`` says what the host's rules and those of its GPUs' arch changed. ``checks``
     is for ``ddtree doctor`` and ``evidence`` for who reads a plan; they change nothing of what runs.
     """
@@ -157,6 +158,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     algorithm: Algorithm
     budget: int | None
     topk: int | None
+    ladder: str | None = None
     block_size: int
     vocab_size: int | None
     tp: int

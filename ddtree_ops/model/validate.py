@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ddtree_ops.errors import UsageError
+from ddtree_ops.ladder import parse_ladder
 from ddtree_ops.model.owned import owner
 from ddtree_ops.model.types import Host, Origin, Service
 from ddtree_ops.model.yamlfile import position
@@ -73,6 +74,10 @@ def _algorithm(values: Mapping[str, Any], fail: Any) -> None:
         for key in ("budget", "topk"):
             if values[key] is None:
                 fail("algorithm", f"ddtree needs {key}", f"{key}: a whole number from 1")
+        try:
+            parse_ladder(values["ladder"], values["budget"])
+        except ValueError as error:
+            fail("ladder", str(error), "more requests and a smaller budget at each step, such as 8:8,32:0")
         if vocabulary is not None and values["topk"] > vocabulary:
             fail("topk", f"{values['topk']} is more than the vocabulary has", f"from 1 to {vocabulary} (vocab_size)")
 

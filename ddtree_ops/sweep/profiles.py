@@ -25,7 +25,7 @@ def deployment_of(
     room = max(most_in_flight, plain.profile.max_running_requests or 0)
     values: dict[str, object] = {"algorithm": shape.algorithm, "max_running_requests": room}
     if shape.algorithm == "ddtree":
-        values |= {"budget": shape.budget, "topk": shape.topk}
+        values |= {"budget": shape.budget, "topk": shape.topk, "ladder": None}
     # Under a base the shape takes the profile's place, as --profile does; without one it goes over the profile.
     extends = None if plain.service.base else plain.service.profile
     where = {key: Origin(file="ddtree sweep", line=1, path=key) for key in (*values, "extends")}

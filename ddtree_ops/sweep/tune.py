@@ -174,7 +174,8 @@ def profile_text(choice: Choice, goal: Objective, host: str, records: str, sha25
     """The profile file: the shape, the evidence, and in comments what was found and which rules applied."""
     values: dict[str, object] = {"algorithm": choice.shape.algorithm}
     if choice.shape.algorithm == "ddtree":
-        values |= {"budget": choice.shape.budget, "topk": choice.shape.topk}
+        # none of a base either: what was measured had none
+        values |= {"budget": choice.shape.budget, "topk": choice.shape.topk, "ladder": None}
     lines = [f"Chosen by ddtree tune for {goal.name} on {host}.", *said]
     comments = "".join(f"# {''.join(c if c.isprintable() else ' ' for c in line)}\n" for line in lines)
     # Quoted by hand: some hashes look like numbers to one YAML or another.

@@ -81,6 +81,8 @@ def expectations(profile: Profile) -> dict[str, Any]:
         wanted["speculative_num_draft_tokens"] = profile.budget + 1
         wanted["speculative_ddtree_budget"] = profile.budget
         wanted["speculative_ddtree_topk"] = profile.topk
+        if profile.ladder is not None:
+            wanted["speculative_ddtree_ladder"] = profile.ladder
     for key in ("context_length", "max_running_requests"):
         if getattr(profile, key) is not None:
             wanted[key] = getattr(profile, key)
@@ -137,6 +139,8 @@ def _common(deployment: Deployment, share: str) -> list[str]:
     if profile.algorithm == "ddtree":
         argv += ["--speculative-ddtree-budget", str(profile.budget)]
         argv += ["--speculative-ddtree-topk", str(profile.topk)]
+        if profile.ladder is not None:
+            argv += ["--speculative-ddtree-ladder", profile.ladder]
     if profile.context_length is not None:
         argv += ["--context-length", str(profile.context_length)]
     if profile.max_running_requests is not None:

@@ -148,7 +148,8 @@ ARGUMENTS = frozenset(
     attention_backend prefill_attention_backend decode_attention_backend sampling_backend grammar_backend
     moe_runner_backend moe_a2a_backend mm_attention_backend speculative_algorithm speculative_draft_model_path
     speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens speculative_ddtree_budget
-    speculative_ddtree_topk speculative_dflash_block_size speculative_attention_mode disable_cuda_graph
+    speculative_ddtree_topk speculative_ddtree_ladder speculative_dflash_block_size speculative_attention_mode
+    disable_cuda_graph
     cuda_graph_bs cuda_graph_max_bs disable_radix_cache disable_overlap_schedule disable_custom_all_reduce
     enable_nccl_nvls enable_torch_compile enable_deterministic_inference enable_metrics skip_tokenizer_init
     trust_remote_code reasoning_parser tool_call_parser stream_interval watchdog_timeout numa_node engine block_size

@@ -33,6 +33,7 @@ SERVER_KEYS = (
     "speculative_algorithm",
     "speculative_num_draft_tokens",
     "speculative_ddtree_budget",
+    "speculative_ddtree_ladder",
     "speculative_ddtree_topk",
     "attention_backend",
     "disable_cuda_graph",

@@ -51,7 +51,7 @@ def plan_of(running: Running, prompts: list[Prompt], methods: tuple[str, ...], g
 def tree_of(spec: Spec) -> Tree | None:
     if spec.algorithm == "none":
         return None
-    return Tree(block_size=BLOCK_SIZE, budget=spec.budget, topk=spec.topk)
+    return Tree(block_size=BLOCK_SIZE, budget=spec.budget, topk=spec.topk, ladder=spec.ladder)
 
 
 async def run_gate_selection(lab: Lab, held: list[HeldOut], cases: dict[str, tuple[str, ...]], recorded: str) -> None:

@@ -40,11 +40,14 @@ async def run_speed(lab: Lab, held: list[HeldOut], names: tuple[str, ...]) -> No
                 await _steps(lab, running, held, context)
         rates: dict[tuple[str, int], list[float]] = {}
         for _ in range(REPEATS):
+            begun = time.monotonic()
             for concurrency, count in LOADS:
                 for running in servers:
                     got = await _round(running, held, concurrency, count)
                     rates.setdefault((running.spec.name, concurrency), []).append(got["tok_s"])
                     lab.results.add("speed", running.spec.name, f"C={concurrency}", not got["troubles"], **got)
+            if lab.left_s() < 1.1 * (time.monotonic() - begun):
+                break
         for name, mib in lab.memory_mib().items():
             lab.results.add("speed", name, "memory after all rounds", None, mib=mib)
         for (name, concurrency), found in rates.items():

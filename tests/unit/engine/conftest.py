@@ -45,21 +45,23 @@ def prompts(count: int, seed: int = 5, low: int = 1, high: int = 12) -> list[lis
     return [[source.randrange(2, VOCABULARY) for _ in range(source.randint(low, high))] for _ in range(count)]
 
 
-MODES = ["AR", "DFLASH", "2/2", "4/3", "8/4", "12/3", "60/12", "9/1"]
+MODES = ["AR", "DFLASH", "2/2", "4/3", "8/4", "12/3", "60/12", "9/1", "12/3 3:8,5:2,7:0"]
 
 
 def arguments(pair: Path, mode: str, **extra: object) -> Arguments:
-    """Arguments of a mode: AR, DFLASH, or budget/topk of a tree."""
+    """Arguments of a mode: AR, DFLASH, budget/topk of a tree, or that with a ladder behind it."""
     given: dict[str, object] = {"model_path": pair / "target", **extra}
     if mode != "AR":
         given["speculative_draft_model_path"] = pair / "draft"
         given["speculative_algorithm"] = "DFLASH"
     if "/" in mode:
-        budget, topk = map(int, mode.split("/"))
+        tree, _, ladder = mode.partition(" ")
+        budget, topk = map(int, tree.split("/"))
         given |= {
             "speculative_algorithm": "DDTREE",
             "speculative_ddtree_budget": budget,
             "speculative_ddtree_topk": topk,
+            "speculative_ddtree_ladder": ladder or None,
         }
     return Arguments(**given)  # type: ignore[arg-type]
 

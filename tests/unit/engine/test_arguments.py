@@ -13,6 +13,7 @@ from ddtree_ops.engine.loading import resolve
 from .conftest import arguments
 
 TREE = ["--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"]
+LADDER = ["--speculative-ddtree-ladder"]
 PAIR = ["--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"]
 
 
@@ -34,6 +35,11 @@ PAIR = ["--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"]
         (["--model-path", "t", *TREE, *PAIR[:2]], "needs --speculative-ddtree-budget and"),
         (["--model-path", "t", *TREE, "--speculative-ddtree-budget", "0"], "--speculative-ddtree-budget: 0"),
         (["--model-path", "t", *TREE, *PAIR, "--speculative-num-draft-tokens", "8"], "budget + 1 = 9"),
+        (["--model-path", "t", *TREE, *PAIR, *LADDER, "4:8"], "--speculative-ddtree-ladder 4:8: from 4 requests on"),
+        (["--model-path", "t", *TREE, *PAIR, *LADDER, "4:4,4:2"], "4 requests do not exceed 4"),
+        (["--model-path", "t", *TREE, *PAIR, *LADDER, "1:4"], "1 requests do not exceed 1"),
+        (["--model-path", "t", *TREE, *PAIR, *LADDER, "4-4"], "'4-4' is not REQUESTS:BUDGET"),
+        (["--model-path", "t", *LADDER, "4:4"], "--speculative-ddtree-ladder needs --speculative-algorithm"),
         (
             ["--model-path", "t", "--speculative-algorithm", "DFLASH", *TREE[2:], *PAIR],
             "--speculative-ddtree-budget needs --speculative-algorithm DDTREE",

@@ -131,6 +131,21 @@ def test_a_healthy_engine_is_exact_at_the_edges_of_the_budget(budget: int) -> No
     assert verdict.executed is not None and verdict.executed.nodes == budget
 
 
+LADDER = "2:4,6:0"
+
+
+@pytest.mark.parametrize(("told", "kind"), [(LADDER, Kind.EXACT), ("2:3,6:0", Kind.FAIL)])
+def test_an_engine_with_a_ladder_is_exact_and_held_to_its_rungs(told: str, kind: Kind) -> None:
+    arguments = [*TREE, "--speculative-ddtree-ladder", LADDER, *SHORT_CONTEXT]
+    with engine(*arguments) as url:
+        tree = Tree(block_size=8, budget=8, topk=4, ladder=told)
+        expect = {"speculative_ddtree_ladder": LADDER}
+        prompts = builtin_prompts()[::3]
+        verdict = run_gate(plan(url, "ddtree", tree=tree, expect=expect, prompts=prompts, max_new_tokens=24))
+    assert verdict.kind is kind, "\n".join(verdict.lines())
+    assert {reason.code for reason in verdict.reasons if reason.effect == "fail"} <= {"executed-nodes"}
+
+
 def test_bfloat16_is_at_most_near_ties() -> None:
     with engine("--dtype", "bfloat16", *TREE, *SHORT_CONTEXT) as url:
         verdict = run_gate(plan(url, "ddtree", dtype="bfloat16", policy="near-tie", prompts=builtin_prompts()[::2]))

@@ -29,8 +29,8 @@ def tells(toy: Toy, nodes: int, children: int, depth: int) -> None:
 @pytest.mark.parametrize("topk", [1, 2, 4, 8])
 @pytest.mark.parametrize("budget", [1, 7, 8, 63, 64, 65, 1024])
 def test_the_nodes_of_a_tree_are_the_engines_width_less_the_root(budget: int, topk: int) -> None:
-    assert structure.nodes_of(Tree(block_size=8, budget=budget, topk=topk)) == tree_width(7, topk, budget) - 1
-    assert structure.nodes_of(Tree(block_size=8)) == 7
+    assert structure.nodes_of(Tree(block_size=8, budget=budget, topk=topk), 1) == [tree_width(7, topk, budget) - 1]
+    assert structure.nodes_of(Tree(block_size=8), 1) == [7]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,17 @@ def test_a_chain_and_no_speculation_have_their_own_figures() -> None:
 
 def test_one_wrong_step_among_many_is_enough() -> None:
     assert [code for code, _ in structure.wrong(TREE, [Executed(8, 4, 5), Executed(7, 4, 5)])] == ["executed-nodes"]
+
+
+def test_a_ladders_smaller_trees_are_right_where_so_many_requests_can_run() -> None:
+    """A budget clamped to a rung of the ladder shows with one request, which the rung is not for."""
+    tree = Tree(block_size=8, budget=16, topk=4, ladder="4:8,8:0")
+    assert tree.shape == "tree 16/4 ladder 4:8,8:0 block 8"
+    assert structure.wrong(tree, [Executed(16, 4, 7, 1), Executed(8, 4, 7, 4), Executed(16, 4, 7, 4)]) == []
+    assert structure.wrong(tree, [Executed(0, 0, 0, 8), Executed(8, 4, 7, 8)]) == []
+    for clamped in (Executed(8, 4, 7, 3), Executed(0, 0, 0, 7), Executed(4, 4, 4, 8)):
+        ((code, message),) = structure.wrong(tree, [clamped])
+        assert code == "executed-nodes" and str(clamped.nodes) in message
 
 
 @pytest.mark.parametrize("states", [None, [], [3], [{}], "x"])

@@ -74,6 +74,15 @@ PROFILES = [
         "dflash without drafter", "# why\nalgorithm: dflash\ndrafter:\n", [f"{P}:2: algorithm: dflash needs a drafter"]
     ),
     Row("ddtree without budget", "algorithm: ddtree\ntopk: 4\n", [f"{P}:1: algorithm: ddtree needs budget"]),
+    Row(
+        "a ladder that goes up",
+        "algorithm: ddtree\nbudget: 8\ntopk: 4\nladder: 4:2,8:4\n",
+        [f"{P}:4: ladder: from 8 requests on the budget must be below 2, not 4", "8:8,32:0"],
+    ),
+    Row("a ladder as wide", "algorithm: ddtree\nbudget: 8\ntopk: 4\nladder: '4:8'\n", ["must be below 8, not 8"]),
+    Row("a ladder from one on", "algorithm: ddtree\nbudget: 8\ntopk: 4\nladder: '1:4'\n", ["do not exceed 1"]),
+    Row("a ladder that YAML takes for a number", "ladder: 4:40\n", ["ladder: ", "in quotes"]),
+    Row("a ladder of words", "ladder: four\n", [f"{P}:1: ladder: "]),
     Row("ddtree without topk", "algorithm: ddtree\nbudget: 4\n", [f"{P}:1: algorithm: ddtree needs topk"]),
     Row(
         "none with budget",

@@ -30,6 +30,13 @@ def test_a_failing_drafter_still_gives_trees(interpreted: Tree) -> None:
         assert tree[0] == 0 and all(parent < node for node, parent in enumerate(tree) if node)
 
 
+@pytest.mark.parametrize("kind", ["plain", "ties", "gaps"])
+@pytest.mark.parametrize(("vocab", "topk"), [(40, 1), (3, 4), (4096, 8), (9001, 4)])
+def test_the_best_candidates_are_a_stable_sorts(vocab: int, topk: int, kind: str, interpreted: Tree) -> None:
+    """In one chunk, in a whole one, in three; fewer tokens than candidates."""
+    assert interpreted(inside_ddtree_build.candidates_unlike_a_sort, 3, vocab, topk, kind) is None
+
+
 @pytest.mark.parametrize("shards", [2, 4, 8])
 def test_candidates_are_the_heads_own_on_every_rank(shards: int, interpreted: Tree) -> None:
     """Of eight, each has three rows and four candidates are kept."""

@@ -74,6 +74,11 @@ def test_what_the_server_must_show(tmp_path: Path) -> None:
     assert tree["speculative_algorithm"] == "DDTREE"
     assert tree["speculative_num_draft_tokens"] == 17
     assert (tree["speculative_ddtree_budget"], tree["speculative_ddtree_topk"]) == (16, 4)
+    assert "speculative_ddtree_ladder" not in tree
+    found = deployment(tmp_path / "l", "ladder: 8:4,32:0\n")
+    assert expectations(found.profile)["speculative_ddtree_ladder"] == "8:4,32:0"
+    argv = launch(found, RELEASE).argv
+    assert argv[argv.index("--speculative-ddtree-ladder") + 1] == "8:4,32:0"
     chain = expectations(deployment(tmp_path / "b", "block_size: 6\n", profile="chain").profile)
     assert chain["speculative_num_draft_tokens"] == 6
     assert not any("ddtree" in key for key in chain)

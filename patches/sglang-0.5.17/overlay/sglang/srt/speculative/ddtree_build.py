@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-FLOOR: tl.constexpr = tl.constexpr(-1e30)
+FLOOR = -1e30
 """Log-probability of what has none. Finite, so that sums over a path still compare."""
 REQUESTS = 1
 """Of a program of the kernel."""
@@ -80,16 +80,6 @@ def node_count(block_size: int, topk: int, budget: int) -> int:
     return paths
 
 
-@triton.jit
-def _logprob(logprobs_ptr, requests, depth, rank, live, levels, topk):  # type: ignore[no-untyped-def]
-    """Of the candidate ``rank`` below a node of this depth; minus infinity where there is none."""
-    there = live & (depth < levels) & (rank < topk)
-    value = tl.load(logprobs_ptr + (requests * levels + depth) * topk + rank, mask=there, other=0.0).to(tl.float64)
-    value = tl.where(value == value, value, FLOOR)
-    value = tl.minimum(tl.maximum(value, FLOOR), 0.0)
-    return tl.where(there, value, float("-inf"))
-
-
 @triton.jit(do_not_specialize=["bonus_stride", "bs", "levels", "topk", "budget"])
 def _grow(  # type: ignore[no-untyped-def]
     logprobs_ptr,
@@ -114,11 +104,12 @@ def _grow(  # type: ignore[no-untyped-def]
     live = requests < bs
     lanes = tl.arange(0, BLOCK_W)[None, :]
     none = tl.zeros([BLOCK_BS, BLOCK_W], dtype=tl.int32)
-    zero = tl.zeros([BLOCK_BS], dtype=tl.int32)
     parents, depths, children, latest = none, none, none, none
     ranks, next_token, next_sibling = none - 1, none - 1, none - 1
     scores = none.to(tl.float64)
-    first = _logprob(logprobs_ptr, requests, zero, zero, live, levels, topk)
+    block = requests * levels * topk
+    # what is not there, a child below the last depth or behind the last candidate, is minus infinity
+    first = tl.load(logprobs_ptr + block, mask=live, other=float("-inf")).to(tl.float64)
     offers = tl.where(lanes == 0, first[:, None], float("-inf"))
     for node in range(1, budget + 1):
         # equal offers: that of the lower parent
@@ -136,12 +127,14 @@ def _grow(  # type: ignore[no-untyped-def]
         next_sibling = tl.where((lanes == before[:, None]) & (rank > 0)[:, None], node, next_sibling)
         latest = tl.where(at, node, latest)
         children = tl.where(at, rank[:, None] + 1, children)
-        sibling = score + _logprob(logprobs_ptr, requests, depth, rank + 1, live, levels, topk)
-        child = best + _logprob(logprobs_ptr, requests, depth + 1, zero, live, levels, topk)
-        offers = tl.where(at, sibling[:, None], tl.where(new, child[:, None], offers))
+        beside, below = live & (rank + 1 < topk), live & (depth + 1 < levels)
+        place = block + depth * topk
+        sibling = tl.load(logprobs_ptr + place + rank + 1, mask=beside, other=float("-inf")).to(tl.float64)
+        child = tl.load(logprobs_ptr + place + topk, mask=below, other=float("-inf")).to(tl.float64)
+        offers = tl.where(at, (score + sibling)[:, None], tl.where(new, (best + child)[:, None], offers))
     places = requests[:, None] * (budget + 1) + lanes
     written = live[:, None] & (lanes <= budget)
-    chosen = (requests[:, None] * levels + depths - 1) * topk + ranks
+    chosen = block[:, None] + (depths - 1) * topk + ranks
     tokens = tl.load(ids_ptr + chosen, mask=written & (lanes > 0), other=0)
     bonus = tl.load(bonus_ptr + requests * bonus_stride, mask=live, other=0).to(tl.int64)
     tl.store(tokens_ptr + places, tl.where(lanes == 0, bonus[:, None], tokens), mask=written)
@@ -163,8 +156,10 @@ def build_trees(logprobs: Tensor, ids: Tensor, bonus: Tensor, budget: int, out: 
     """
     bs, levels, topk = logprobs.shape
     trees = out or empty_trees(bs, budget + 1, logprobs.device)
+    # a drafter that fails gives trees all the same, which the target does not follow
+    safe = torch.nan_to_num(logprobs, nan=FLOOR, neginf=FLOOR).clamp(min=FLOOR, max=0.0)
     _grow[(triton.cdiv(bs, REQUESTS),)](
-        *(logprobs.contiguous(), ids.contiguous(), bonus, *trees.arrays),
+        *(safe.contiguous(), ids.contiguous(), bonus, *trees.arrays),
         *(bonus.stride(0), bs, levels, topk, budget),
         BLOCK_BS=REQUESTS,
         BLOCK_W=triton.next_power_of_2(budget + 1),
