@@ -29,8 +29,9 @@ SPECULATED = 1.5
 """Tokens a step, so that accepted paths are what was compared."""
 HALF_RATE = 0.01
 """Of a 16-bit server's own tokens, how many may not be its prefill's best, beside twice AR's own rate."""
-BEFORE_LIMIT = (2, 3, 4, 5, 8, 9, 15, 17, 18, 33, 40, 64, 65, 90, 130, 200)
-"""Tokens of context left to prompts that go up to its end."""
+BEFORE_LIMIT, NOT_GIVEN = (7, 8, 9, 10, 11, 15, 17, 18, 19, 33, 40, 64, 65, 90, 130, 200), 2
+"""Tokens of context left to prompts that go up to its end. SGLang refuses prompts that leave less than 7 (``tp_worker``:
+``max_req_len - 5``) and gives two tokens less than there is context."""
 
 _FEW_GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "16", "32")
 _SMALL_VOCABULARY = (*_FEW_GRAPHS, "--skip-server-warmup")
@@ -211,7 +212,7 @@ async def run_pages(lab: Lab, held: list[HeldOut], names: tuple[str, ...]) -> No
         short = [
             left
             for left, (status, ids, _) in zip(BEFORE_LIMIT, wanted, strict=True)
-            if (status, len(ids)) != (200, left)
+            if lab.trees is not None and (status, len(ids)) != (200, left - NOT_GIVEN)
         ]
         lab.results.add("pages", name, "up to the limit", not wrong and not short, wrong=wrong, ar_short=short)
 
