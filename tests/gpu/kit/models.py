@@ -30,7 +30,7 @@ SPECULATED = 1.5
 HALF_RATE = 0.01
 """Of a 16-bit server's own tokens, how many may not be its prefill's best, beside twice AR's own rate."""
 BEFORE_LIMIT, NOT_GIVEN = (7, 8, 9, 10, 11, 15, 17, 18, 19, 33, 40, 64, 65, 90, 130, 200), 2
-"""Tokens of context left to prompts that go up to its end. SGLang refuses a prompt that leaves less than 7 and gives two
+"""Tokens of context left to prompts that go up to its end. SGLang refuses one that leaves less than 7 and gives two
 tokens less than there is context (``get_worker_info`` in tp_worker.py)."""
 
 _FEW_GRAPHS = ("--cuda-graph-bs-decode", "1", "4", "8", "16", "32")
