@@ -51,8 +51,11 @@ TILES = {
 
 
 def tiles_of(rows: int, head_dim: int, item_bytes: int, split: bool) -> Tiles:
-    """rows: nodes times query heads a KV head. Shared memory: tests/unit/patches/test_ddtree_compiles.py."""
-    size = next(most for most in (128, 256, 1024) if head_dim * item_bytes <= most)
+    """rows: nodes times query heads a KV head. Shared memory of each card: results/cards/kernels.txt.
+
+    float32 is multiplied without matrix units (IEEE), out of more shared memory and registers.
+    """
+    size = 1024 if item_bytes > 2 else next(most for most in (128, 256, 1024) if head_dim * item_bytes <= most)
     return TILES[size, 128 if rows > 64 and size < 1024 else 64, split]
 
 
