@@ -52,6 +52,25 @@ def decoded(
         restore()
 
 
+def launched() -> list[str]:
+    """The Triton kernels of some decode steps with and without graphs and a split prefix, and of the canary."""
+    from triton.runtime.interpreter import GridExecutor
+
+    names: set[str] = set()
+    launch = GridExecutor.__call__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        names.add(self.fn.__name__)
+        return launch(self, *args, **kwargs)
+
+    some = {"block": 4, "budget": 6, "topk": 3, "graphs": 3}
+    with mock.patch.object(GridExecutor, "__call__", noted):
+        decoded(some, [5], 2)
+        decoded({**some, "graphs": 0}, [5], 2, split=True)
+        started(some)
+    return sorted(names)
+
+
 def started(setting: dict[str, Any], fault: str | None = None) -> dict[str, Any]:
     """The start-up canary: what it says, None when it passes, and what it leaves behind of the table."""
     restore = plant(fault) if fault else lambda: None

@@ -41,12 +41,13 @@ class RaisedThereError(Exception):
 class Tree:
     """A directory with SGLang in it and, from the first question on, a Python that has imported from there.
 
-    ``triton``: a directory with Triton and its numpy; kernels then run in Triton's interpreter. Without it there is no
-    Triton, whatever is installed beside pytest.
+    ``triton``: a directory with Triton and its numpy; kernels then run in Triton's interpreter, or are for its compiler
+    where ``kernels`` names the directory that it is to keep them in. Without it there is no Triton, whatever is
+    installed beside pytest.
     """
 
-    def __init__(self, name: str, site: Path, triton: Path | None = None) -> None:
-        self.name, self.site, self.triton = name, site, triton
+    def __init__(self, name: str, site: Path, triton: Path | None = None, kernels: Path | None = None) -> None:
+        self.name, self.site, self.triton, self.kernels = name, site, triton, kernels
         self._child: subprocess.Popen[str] | None = None
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -75,7 +76,9 @@ class Tree:
         environment = {word: os.environ[word] for word in words if word in os.environ}
         places = [self.site, ROOT] if self.triton is None else [self.site, self.triton, ROOT]
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, places)), "OMP_NUM_THREADS": "1"}
-        if self.triton is not None:
+        if self.kernels is not None:
+            environment["TRITON_CACHE_DIR"] = str(self.kernels)
+        elif self.triton is not None:
             environment["TRITON_INTERPRET"] = "1"
         return subprocess.Popen(
             [sys.executable, "-m", "tests.unit.patches.child"],
