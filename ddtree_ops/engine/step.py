@@ -14,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddtree_ops.ladder import Rungs, budget_at
-
 from . import planted
 from .attention import PromptAttention, VerifyAttention, prefix_allowed
 from .cache import PrefixCache
 from .drafter import Drafter
 from .faults import Fault
 from .kv import KVPool
+from .ladder import Rungs, budget_at
 from .mask import ancestors, new_buffer, read_rows, write_rows
 from .request import GREEDY, Sampling
 from .target import Target
