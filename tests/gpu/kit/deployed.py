@@ -38,7 +38,7 @@ ANOTHER_S = 150.0
 async def run_deploy(lab: Lab) -> None:
     """As an operator would: from an empty workspace to a proven service, another profile, and back."""
     folder = lab.caches.parent / "deploy"
-    await asyncio.to_thread(make_workspace, lab, folder, _base(lab.pair))
+    await asyncio.to_thread(make_workspace, lab, folder, base_of(lab.pair))
     try:
         await make_release(lab, folder)
         for case, words, code in (
@@ -150,7 +150,7 @@ def make_workspace(lab: Lab, folder: Path, base: dict[str, Any]) -> None:
     (folder / "workspace" / "inventories" / "local.yaml").write_text(yaml.safe_dump(host, sort_keys=False))
 
 
-def _base(pair: Path) -> dict[str, Any]:
+def base_of(pair: Path) -> dict[str, Any]:
     """The tiny pair on SGLang in fp32, with the arguments of the lab's servers."""
     graphs = [str(size) for size in (1, 2, 4, 8, 16, 24, 32, 40)]
     return {

@@ -16,14 +16,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .deployed import PORT, ROOT, end, make_release, make_workspace, run_words, typed
+from .deployed import PORT, ROOT, base_of, end, make_release, make_workspace, run_words, typed
 from .lab import Lab
 
 RUN, FOLDER = "sweeps/gpu", "DDTREE_GPU_SWEEP"
 """FOLDER: a variable with the place of the workspace."""
 REPORT_S = 180.0
 """Kept for the cell that the time limit finds begun, the report, bench_serving and the evidence."""
-SHAPES, LOADS = ("8/4", "16/4"), (1, 8, 32)
+SHAPES, LOADS = ("8/4", "16/4"), "1,8,32"
 
 
 async def run_sweep(lab: Lab) -> None:
@@ -35,13 +35,8 @@ async def run_sweep(lab: Lab) -> None:
     stand_in = lab.trees is None
     minutes = max(1.0, (lab.left_s() - REPORT_S) / 60)
     small = ["--max-tokens", "16", "--rows", "4"] if stand_in else ["--max-tokens", "256", "--rows", "12"]
-    words = [
-        "sweep",
-        "--pair",
-        SHAPES[0] if stand_in else ",".join(SHAPES),
-        "-c",
-        _joined((1, 2) if stand_in else LOADS),
-    ]
+    pairs, loads = (SHAPES[0], "1,2") if stand_in else (",".join(SHAPES), LOADS)
+    words = ["sweep", "--pair", pairs, "-c", loads]
     try:
         if not await typed(lab, folder, "deploy ar", ["deploy", "--profile", "ar", "--yes", "--no-snapshot"], 0):
             return
@@ -62,18 +57,8 @@ async def _bench(lab: Lab) -> None:
     """Both clients on the service that the sweep has put back."""
     out = lab.results.evidence / "bench-serving"
     command = [sys.executable, "-m", "benchmarks.bench_serving", "compare", "--url", f"http://127.0.0.1:{PORT}"]
-    command += [
-        "--model",
-        str(lab.pair / "target"),
-        "-c",
-        "1,8",
-        "--max-tokens",
-        "256",
-        "--per-slot",
-        "4",
-        "--out",
-        str(out),
-    ]
+    command += ["--model", str(lab.pair / "target"), "-c", "1,8", "--max-tokens", "256"]
+    command += ["--per-slot", "4", "--out", str(out)]
     assert lab.trees is not None
     path = os.pathsep.join([str(ROOT), lab.trees.patched])
     process = await asyncio.create_subprocess_exec(
@@ -90,36 +75,12 @@ async def _bench(lab: Lab) -> None:
 
 
 def _base(pair: Path) -> dict[str, Any]:
-    """A pair on SGLang in bfloat16, with graphs for every load."""
+    """The pair in bfloat16, with most of the card for itself."""
     config = json.loads((pair / "target" / "config.json").read_text())
-    return {
-        "engine": "sglang",
-        "model": str(pair / "target"),
-        "drafter": str(pair / "draft"),
-        "block_size": 8,
+    return base_of(pair) | {
+        "dtype": "bfloat16",
         "vocab_size": config["vocab_size"],
         "memory_fraction": 0.8,
-        "max_running_requests": 32,
-        "extra_args": [
-            *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--max-total-tokens", "40000"),
-            *(
-                "--disable-prefill-cuda-graph",
-                "--random-seed",
-                "1",
-                "--cuda-graph-bs-decode",
-                "1",
-                "2",
-                "4",
-                "8",
-                "16",
-                "32",
-            ),
-        ],
-        "load_timeout_s": 300,
-        "stop_timeout_s": 20,
+        "min_accept_length": None,
         "exactness": {"policy": "near-tie", "concurrency": [1, 8], "max_new_tokens": 48, "time_limit_s": 120},
     }
-
-
-def _joined(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
