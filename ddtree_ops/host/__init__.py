@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("base", "system", "form", "supervisors", "plain", "service", "guard"),
-    *("store", "causes", "fitting", "manifest", "making", "releases"),
+    *("staging", "store", "causes", "fitting", "manifest", "making", "releases"),
     *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )
 _joining = threading.Lock()

@@ -162,23 +162,44 @@ def stream(
     Raises Failed when a file is not that long.
     """
     packer, pace = Packer(), pace or Pace(may_store=False)
+    for data, content in _together(_framed(pieces, blob)):
+        yield packer.pack(data, pace.level)
+        told(content)
+        pace.sent(content)
+    yield packer.finish()
+
+
+def _framed(pieces: Sequence[Piece], blob: Callable[[str], Path]) -> Iterator[tuple[bytes, int]]:
+    """The stream in chunks, and how many bytes of each are content. Raises Failed when a file is not that long."""
     for piece in pieces:
         left = piece.size - piece.offset
         head = f"{piece.sha256} {piece.offset} {left}\n".encode()
         path = blob(piece.sha256)
-        with path.open("rb") as file:
-            file.seek(piece.offset)
-            while chunk := file.read(min(CHUNK, left)):
+        with path.open("rb", buffering=0) as file:
+            if piece.offset:
+                file.seek(piece.offset)
+            while left and (chunk := file.read(min(CHUNK, left))):
                 left -= len(chunk)
-                yield packer.pack(head + chunk, pace.level)
+                yield head + chunk, len(chunk)
                 head = b""
-                told(len(chunk))
-                pace.sent(len(chunk))
-        if head:  # an empty file
-            yield packer.pack(head, pace.level)
         if left:
             raise Failed(f"{path} is shorter than it was: the cache is damaged", hint="delete it and build again")
-    yield packer.finish()
+        if head:  # an empty file
+            yield head, 0
+
+
+def _together(chunks: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+    """Small chunks joined: each that is packed and sent costs as much as a large one."""
+    waiting: list[bytes] = []
+    size = content = 0
+    for data, inner in chunks:
+        waiting.append(data)
+        size, content = size + len(data), content + inner
+        if size >= CHUNK:
+            yield b"".join(waiting), content
+            waiting, size, content = [], 0, 0
+    if waiting:
+        yield b"".join(waiting), content
 
 
 class _Shipment:

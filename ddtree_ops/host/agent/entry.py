@@ -15,7 +15,7 @@ from .guard import guard
 from .keeping import prune, releases
 from .releases import install, missing
 from .service import Service
-from .store import receive, staged
+from .staging import receive, staged
 from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock, verdict
 
 VERBS: dict[str, Callable[[Service, JSON], JSON]] = {

@@ -228,12 +228,15 @@ def test_a_blob_that_changes_in_staging_is_sent_again(release: Release, afar: Ca
     """Root's own copy is what is hashed: what the SSH user's directory did to it is found there."""
     link = afar()
     victim = release.manifest["files"][0]["sha256"]
+    content = release.blob(victim).read_bytes()
     inner = link.run
 
     def run(argv: Sequence[str], **more: object) -> Result:
         result = inner(argv, **more)  # type: ignore[arg-type]
         if link.verbs == ["call", "receive"]:
-            Path(f"/var/tmp/ddtree-staging-{Afar.user}/{victim}").write_bytes(b"something else")
+            staging = Path(f"/var/tmp/ddtree-staging-{Afar.user}")
+            for path in staging.glob("pack.*"):
+                path.write_bytes(path.read_bytes().replace(content, bytes(len(content))))
         return result
 
     link.run = run  # type: ignore[method-assign]
