@@ -41,6 +41,14 @@ def _source() -> str:
     return "#!/usr/bin/env -S python3 -I\n" + joined("agent", [f"agent/{name}" for name in PARTS])
 
 
+@functools.cache
+def receiver() -> str:
+    """What takes an upload there, alone: each connection of an upload compiles it. Its argument is the directory."""
+    text = joined("agent", ["agent/base", "agent/staging"])
+    act = "lambda: receive(absolute(sys.argv[1], 'staging'), 0)"
+    return shaken(f"{text}\n\nimport sys\n\nraise SystemExit(answer({act}))\n")
+
+
 def joined(folder: str, parts: Sequence[str]) -> str:
     """One module out of ``parts`` (``agent/base``), under the docstring of the package ``folder``."""
     home = Path(__file__).parent

@@ -1,7 +1,8 @@
 """Staging: where blobs arrive as the SSH user, before root takes what has the right hash into its store.
 
-The stream is one gzip member. Decompressed it is, for each blob, a line ``<sha256> <offset> <length>`` and that many
-bytes: a blob that arrived in part goes on at its ``offset``.
+The stream is segments: a line ``deflated <n>`` or ``stored <n>`` and n bytes, at the end the line ``end``; the
+deflated ones behind each other are one stream of RFC 1951. What they hold is, for each blob, a line
+``<sha256> <offset> <length>`` and that many bytes: a blob that arrived in part goes on at its ``offset``.
 
 A large blob becomes a file named by its hash, ``<sha256>.part`` until it is whole. Small ones go behind each other
 into a pack, as making a file costs more than what is in it: ``pack.<random>`` is, for each, a line
@@ -33,6 +34,7 @@ SETTLE_PARTS_S = 3.0  # what a broken connection still had in its pipes has arri
 CHUNK = 1 << 18
 PACKED = 1 << 16  # bytes; a larger blob gets a file of its own
 PACK = re.compile(r"pack\.[0-9a-f]{8}")
+_SEGMENT = re.compile(rb"(deflated|stored) ([0-9]{1,12})")
 _ENTRY = re.compile(rb"([0-9a-f]{64}) ([0-9]{1,5})\n")
 
 
@@ -126,30 +128,59 @@ def settled_size(name: str, directory: int) -> int:
         os.close(part)
 
 
-class Inflated:
+class Stream:
     """The stream as it comes: what arrived can be read at once. Memory is bounded whatever it expands to."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._inflate = fd, zlib.decompressobj(16 + zlib.MAX_WBITS)
-        self._ready, self._at = b"", 0  # what was inflated, and how much of it is taken
+        self._fd, self._inflate = fd, zlib.decompressobj(-zlib.MAX_WBITS)
+        self._raw = b""  # what came and is not yet looked at
+        self._left, self._stored, self._ended = 0, False, False  # bytes of the segment that are still to come
+        self._ready, self._at = b"", 0  # what was in segments, and how much of it is taken
 
     def _filled(self) -> bool:
         """Whether there is a byte to take; False at the good end. Raises cut, or failed when it is damaged."""
         while self._at >= len(self._ready):
-            if self._inflate.eof:
+            if self._inflate.unconsumed_tail:
+                self._inflated(self._inflate.unconsumed_tail)
+            elif self._left:
+                data = self._raw[: self._left] or self._came(min(self._left, CHUNK))
+                self._raw, self._left = self._raw[len(data) :], self._left - len(data)
+                if self._stored:
+                    self._ready, self._at = data, 0
+                else:
+                    self._inflated(data)
+            elif self._ended or not self._next_segment():
                 return False
-            data = self._inflate.unconsumed_tail
-            if not data:
-                if not select.select([self._fd], [], [], IDLE_S)[0]:
-                    raise HostError("cut", f"no byte came for {IDLE_S:g} s: the link is taken for dead")
-                data = os.read(self._fd, CHUNK)
-                if not data:
-                    raise HostError("cut", "the stream was cut")
-            try:
-                self._ready, self._at = self._inflate.decompress(data, 1 << 20), 0
-            except zlib.error as error:
-                raise HostError("failed", f"the stream is damaged: {error}") from error
         return True
+
+    def _inflated(self, data: bytes) -> None:
+        try:
+            self._ready, self._at = self._inflate.decompress(data, 1 << 20), 0
+        except zlib.error as error:
+            raise HostError("failed", f"the stream is damaged: {error}") from error
+
+    def _next_segment(self) -> bool:
+        while b"\n" not in self._raw:
+            if len(self._raw) > 40:
+                raise HostError("failed", "the stream is damaged: no segment begins where one should")
+            self._raw += self._came(CHUNK)
+        line, _, self._raw = self._raw.partition(b"\n")
+        if line == b"end":
+            self._ended = True
+            return False
+        found = _SEGMENT.fullmatch(line)
+        if not found:
+            raise HostError("failed", "the stream is damaged: no segment begins where one should")
+        self._stored, self._left = found[1] == b"stored", int(found[2])
+        return True
+
+    def _came(self, size: int) -> bytes:
+        if not select.select([self._fd], [], [], IDLE_S)[0]:
+            raise HostError("cut", f"no byte came for {IDLE_S:g} s: the link is taken for dead")
+        data = os.read(self._fd, size)
+        if not data:
+            raise HostError("cut", "the stream was cut")
+        return data
 
     def _take(self, end: int) -> bytes:
         found = self._ready[self._at : end]
@@ -276,7 +307,7 @@ class Packs:
 
 def receive(staging: Path, fd: int) -> JSON:
     """Write the stream's blobs; each gets its name once its hash is right. ``wrong``: those that had another."""
-    directory, stream, count = own_staging(staging, create=True), Inflated(fd), 0
+    directory, stream, count = own_staging(staging, create=True), Stream(fd), 0
     pack, wrong = Pack(directory), []
     try:
         while head := stream.line():
@@ -300,7 +331,7 @@ def receive(staging: Path, fd: int) -> JSON:
     return {"received": count, "wrong": wrong}
 
 
-def receive_blob(stream: Inflated, directory: int, sha: str, offset: int, length: int) -> bool:
+def receive_blob(stream: Stream, directory: int, sha: str, offset: int, length: int) -> bool:
     """One blob from its ``offset`` on; False when it is then not what its name says: nothing of it is kept."""
     name, state = f"{sha}.part", hashlib.sha256()
     part = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gzip
 import hashlib
 import json
 import os
@@ -21,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree_ops.host import source
+from ddtree_ops.host import receiver
 from ddtree_ops.host.agent import staging as stage
 from ddtree_ops.host.agent.base import HostError
+from ddtree_ops.remote.pack import LEVEL, Packer
 
 from .box import Box, Refused
 
@@ -41,11 +41,17 @@ def frame(data: bytes, offset: int = 0, name: str = "") -> bytes:
     return f"{name or sha(data)} {offset} {len(data) - offset}\n".encode() + data[offset:]
 
 
+def wire(data: bytes) -> bytes:
+    """As the client sends it."""
+    packer = Packer()
+    return packer.pack(data, LEVEL) + packer.finish()
+
+
 def begin(staging: Path) -> subprocess.Popen[bytes]:
     """A receiver as the client starts one before anything is installed: the script itself, the stream on stdin."""
     script = staging.with_name("ddtree-host")
-    script.write_text(source())
-    argv = [sys.executable, "-I", str(script), "receive", "--staging", str(staging)]
+    script.write_text(receiver())
+    argv = [sys.executable, "-I", str(script), str(staging)]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -56,7 +62,7 @@ def receive(staging: Path, stream: bytes) -> JSON:
 
 
 def send(staging: Path, *blobs: bytes) -> JSON:
-    return receive(staging, gzip.compress(b"".join(map(frame, blobs))))
+    return receive(staging, wire(b"".join(map(frame, blobs))))
 
 
 def contents(staging: Path) -> dict[str, bytes]:
@@ -99,13 +105,13 @@ def test_receivers_that_start_at_once_share_one_staging(tmp_path: Path) -> None:
 
 def test_a_cut_blob_goes_on_at_its_byte(tmp_path: Path) -> None:
     staging = tmp_path / "staging"
-    stream = gzip.compress(frame(SMALL) + frame(BIG))
+    stream = wire(frame(SMALL) + frame(BIG))
     assert "cut" in receive(staging, stream[: len(stream) // 2])["error"]["message"]
     there = stage.staging_facts(staging)
     assert there["complete"] == [sha(SMALL)]
     held = there["partial"][sha(BIG)]
     assert 100_000 < held < len(BIG)
-    assert receive(staging, gzip.compress(frame(BIG, held)))["received"] == 1
+    assert receive(staging, wire(frame(BIG, held)))["received"] == 1
     assert (staging / sha(BIG)).read_bytes() == BIG
 
 
@@ -120,7 +126,7 @@ def test_any_cuts_end_in_the_same_blobs(tmp_path_factory: pytest.TempPathFactory
         left = [
             frame(data, there["partial"].get(key, 0)) for key, data in blobs.items() if key not in there["complete"]
         ]
-        stream = gzip.compress(b"".join(left))
+        stream = wire(b"".join(left))
         read, write = os.pipe()
         with contextlib.suppress(HostError), os.fdopen(read, "rb"):
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
@@ -136,17 +142,17 @@ def test_what_is_longer_or_other_than_it_should_be_is_sent_anew(tmp_path: Path) 
     part = staging / f"{sha(BIG)}.part"
     send(staging)
     part.write_bytes(BIG[:200_000])
-    assert receive(staging, gzip.compress(frame(BIG, 100_000)))["received"] == 1
+    assert receive(staging, wire(frame(BIG, 100_000)))["received"] == 1
     (staging / sha(BIG)).unlink()
     for content, offset in ((BIG[:99_999], 100_000), (bytes(100_000), 100_000)):
         part.write_bytes(content)
-        assert receive(staging, gzip.compress(frame(BIG, offset) + frame(SMALL)))["wrong"] == [sha(BIG)]
+        assert receive(staging, wire(frame(BIG, offset) + frame(SMALL)))["wrong"] == [sha(BIG)]
         assert listing(staging) == {sha(SMALL): len(SMALL)}
 
 
 def test_a_lie_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
     staging = tmp_path / "staging"
-    stream = gzip.compress(frame(BIG, name=sha(b"other")) + frame(SMALL))
+    stream = wire(frame(BIG, name=sha(b"other")) + frame(SMALL))
     assert receive(staging, stream) == {"ok": True, "received": 1, "wrong": [sha(b"other")]}
     assert listing(staging) == {sha(SMALL): len(SMALL)}
 
@@ -155,14 +161,18 @@ def test_a_lie_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
     "stream",
     [
         pytest.param(b"", id="empty"),
-        pytest.param(b"no gzip", id="no gzip"),
-        pytest.param(gzip.compress(frame(SMALL))[:-1], id="cut"),
-        pytest.param(gzip.compress(frame(SMALL))[:-8] + bytes(8), id="wrong checksum"),
-        pytest.param(gzip.compress(b"../../etc/passwd 0 1\nx"), id="a path for a name"),
-        pytest.param(gzip.compress(f"{sha(b'x')} -1 1\nx".encode()), id="begins before it begins"),
-        pytest.param(gzip.compress(f"{sha(b'x')} 0 999\nx".encode()), id="less than it says"),
-        pytest.param(gzip.compress(b"x" * 5000), id="a head without end"),
-        pytest.param(gzip.compress(f"{sha(b'x')}.part 0 1\nx".encode()), id="the name of a part"),
+        pytest.param(b"no segment\nend\n", id="no segment"),
+        pytest.param(b"x" * 5000, id="no line"),
+        pytest.param(b"stored 9" * 5000, id="a segment without an end of its line"),
+        pytest.param(b"stored -5\nend\n", id="less than nothing"),
+        pytest.param(b"deflated 9\nnot this.end\n", id="not deflated"),
+        pytest.param(wire(frame(SMALL))[:-1], id="cut"),
+        pytest.param(wire(frame(SMALL))[:-4], id="no end"),
+        pytest.param(wire(b"../../etc/passwd 0 1\nx"), id="a path for a name"),
+        pytest.param(wire(f"{sha(b'x')} -1 1\nx".encode()), id="begins before it begins"),
+        pytest.param(wire(f"{sha(b'x')} 0 999\nx".encode()), id="less than it says"),
+        pytest.param(wire(b"x" * 5000), id="a head without end"),
+        pytest.param(wire(f"{sha(b'x')}.part 0 1\nx".encode()), id="the name of a part"),
     ],
 )
 def test_a_damaged_stream_is_refused(tmp_path: Path, stream: bytes) -> None:
@@ -185,7 +195,7 @@ def test_links_planted_in_staging_lead_nowhere(tmp_path: Path) -> None:
     assert "wrong" not in send(staging, BIG)
     assert stage.staging_facts(staging) == {"complete": [], "partial": {}}
     (tmp_path / "link").symlink_to(staging)
-    assert "not a directory" in receive(tmp_path / "link", gzip.compress(b""))["error"]["message"]
+    assert "not a directory" in receive(tmp_path / "link", wire(b""))["error"]["message"]
     assert stage.staging_facts(tmp_path / "nowhere") == {"complete": [], "partial": {}}
 
 
@@ -194,7 +204,7 @@ def under_way(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A receiver in the middle of BIG: half of it came, and the link is silent."""
     receiver = begin(tmp_path / "staging")
     assert receiver.stdin is not None
-    stream = gzip.compress(frame(BIG))
+    stream = wire(frame(BIG))
     receiver.stdin.write(stream[: len(stream) // 2])
     receiver.stdin.flush()
     deadline = time.monotonic() + 10
@@ -217,7 +227,7 @@ def test_the_receiver_of_a_dead_link_is_waited_for(under_way: subprocess.Popen[b
 
 def test_an_upload_that_is_fed_is_not_disturbed(under_way: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert under_way.stdin is not None
-    rest = gzip.compress(frame(BIG))
+    rest = wire(frame(BIG))
     rest = rest[len(rest) // 2 :]
     assert send(tmp_path / "staging", BIG)["error"]["kind"] == "locked"
     told: list[str] = []
@@ -240,14 +250,14 @@ def test_an_upload_that_is_fed_is_not_disturbed(under_way: subprocess.Popen[byte
 def test_a_write_error_gives_back_what_it_took(tmp_path: Path) -> None:
     """A limit on a file's size stands for a full disk here: the same path, without a file system of its own."""
     script = tmp_path / "ddtree-host"
-    script.write_text(source())
+    script.write_text(receiver())
     limited = (
         "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
-        f"sys.argv = ['ddtree-host', 'receive', '--staging', {str(tmp_path / 'staging')!r}]\n"
+        f"sys.argv = ['ddtree-host', {str(tmp_path / 'staging')!r}]\n"
         f"runpy.run_path({str(script)!r}, run_name='__main__')"
     )
-    stream = gzip.compress(frame(SMALL) + frame(BIG))
+    stream = wire(frame(SMALL) + frame(BIG))
     done = subprocess.run([sys.executable, "-c", limited], input=stream, capture_output=True, check=True)
     assert "File too large" in json.loads(done.stdout)["error"]["message"]
     assert listing(tmp_path / "staging") == {sha(SMALL): len(SMALL)}

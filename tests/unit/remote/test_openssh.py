@@ -57,13 +57,16 @@ def test_without_an_identity_it_is_the_agent_alone() -> None:
     assert does["identityfile"] == ["none"] and "identityagent" not in does
 
 
-def test_the_key_exchange_is_ssh_s_own() -> None:
+def test_the_key_exchange_is_ssh_s_own_but_that_aes_comes_first() -> None:
     plain = resolved(["ssh", "-F", "none"])
     with ssh_words(entry()) as words:
         assert words is not None
         ours = resolved(words)
-    for what in ("kexalgorithms", "ciphers", "macs", "hostkeyalgorithms", "rekeylimit"):
+    for what in ("kexalgorithms", "macs", "hostkeyalgorithms", "rekeylimit"):
         assert ours[what] == plain[what]
+    first, *others = ours["ciphers"][0].split(",")
+    assert first == "aes128-gcm@openssh.com"
+    assert [first, *others] != plain["ciphers"][0].split(",") and {first, *others} == {*plain["ciphers"][0].split(",")}
 
 
 @pytest.mark.parametrize("name", ["a b", "a%h", "${HOME}", 'a"b', "a\\b", "a'b"])
