@@ -19,7 +19,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _IN_EXEC = str.maketrans(
     {
         **{chr(code): f"\\x{code:02x}" for code in (*range(0x20), 0x7F)},
-        **{"\\": "\\\\", '"': '\\"', "%": "%%", "$": "$$"},
+        "\\": "\\\\",
+        '"': '\\"',
+        "%": "%%",
+        "$": "$$",
     }
 )
 _IN_FILE = str.maketrans({character: f"\\{character}" for character in '\\"$`'})
