@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from tests.gpu.kit.trees import unpack
+from tests.unit.dense_models import attended
 
 LAYERS, LEVELS, REPEATS = 8, 7, 5
 HEADS = ((64, 16, 64), (32, 8, 128))
@@ -41,7 +42,7 @@ SHARES = (1, 2, 4, 8, 16, 32)
 
 @dataclass
 class Case:
-    """A batch's tensors. ``pools``: keys and values of each layer; ``parents``: of the trees."""
+    """A batch's tensors. ``pools``: keys and values of each layer; ``cells``: of the mask, which nodes see which."""
 
     width: int
     masked: bool
@@ -102,17 +103,13 @@ def made(heads: tuple[int, int, int], width: int, bs: int, prefix: int, masked: 
 def dense(case: Case) -> Tensor:
     """Of the first layer's pool, in float32."""
     (pool_k, pool_v), width = case.pools[0], case.width
-    group, result = case.q.shape[1] // case.k.shape[1], torch.empty_like(case.o, dtype=torch.float32)
+    result = torch.empty_like(case.o, dtype=torch.float32)
     for i in range(case.bs):
         rows, own = slice(i * width, (i + 1) * width), case.slots[i * case.prefix : (i + 1) * case.prefix]
-        keys, values = (
-            torch.cat((pool[own], new[rows])).float().repeat_interleave(group, 1)
-            for pool, new in ((pool_k, case.k), (pool_v, case.v))
-        )
-        scores = torch.einsum("qhd,khd->hqk", case.q[rows].float(), keys) * case.scale
+        keys, values = (torch.cat((pool[own], new[rows])) for pool, new in ((pool_k, case.k), (pool_v, case.v)))
         cells = case.cells[i] if case.masked else torch.ones_like(case.cells[i])
         seen = torch.cat((torch.ones(width, case.prefix, dtype=torch.bool, device=cells.device), cells), dim=1)
-        result[rows] = torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), values)
+        result[rows] = attended(case.q[rows], keys, values, seen)
     return result
 
 

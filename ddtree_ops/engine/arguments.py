@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree_ops.ladder import parse_ladder
-
 from .faults import Fault
+from .ladder import parse_ladder
 
 
 class ArgumentError(ValueError):

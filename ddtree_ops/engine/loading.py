@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ddtree_ops.ladder import parse_ladder
-
 from .arguments import ArgumentError, Arguments
 from .cache import PrefixCache
 from .config import DraftConfig, ModelConfig, load_draft_config, load_target_config
 from .drafter import Drafter
 from .kv import KVPool, SlotTable
+from .ladder import parse_ladder
 from .step import Decoder, Draft
 from .target import Target
 from .tree import tree_width

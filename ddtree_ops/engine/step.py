@@ -14,14 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddtree_ops.ladder import Rungs, budget_at
-
 from . import planted
 from .attention import PromptAttention, VerifyAttention, prefix_allowed
 from .cache import PrefixCache
 from .drafter import Drafter
 from .faults import Fault
 from .kv import KVPool
+from .ladder import Rungs
 from .mask import ancestors, new_buffer, read_rows, write_rows
 from .request import GREEDY, Sampling
 from .target import Target
@@ -46,7 +45,7 @@ class Draft:
 
     def budget_of(self, requests: int) -> int | None:
         """What holds for a batch of so many."""
-        return budget_at(self.ladder, requests) if self.ladder else self.budget
+        return next((budget for first, budget in reversed(self.ladder) if first <= requests), self.budget)
 
 
 @dataclass

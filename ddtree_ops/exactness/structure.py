@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from ddtree_ops.engine.ladder import parse_ladder
 from ddtree_ops.exactness.plan import Tree
-from ddtree_ops.ladder import parse_ladder
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, cast
 
+from ddtree_ops.engine.ladder import STEP
 from ddtree_ops.model import check, secrets
 from ddtree_ops.model.types import CheckOverride, EvidenceRef, Origin, RawProfile, Severity
 from ddtree_ops.model.yamlfile import Node
@@ -19,7 +20,7 @@ EXACTNESS_METHODS = ("self-score", "replay", "distribution")
 """Those that need nothing beside the server: a deploy's gate may run them."""
 _MODEL_TEXT = "an absolute path on the host, or release:<path inside the release's share/>"
 _BACKENDS = "[a-z0-9_]{1,40}"
-_LADDER = "[0-9]{1,6}:[0-9]{1,6}(,[0-9]{1,6}:[0-9]{1,6})*"
+_LADDER = f"{STEP}(,{STEP})*"
 DAY_S = 86_400
 
 

@@ -144,7 +144,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     ``model`` and ``drafter`` are absolute paths on the host or ``release:<path under the release's share/>``.
     ``budget`` counts tree nodes verified a step, the root excluded; ``ladder`` has smaller ones for
-    larger batches, as `ddtree_ops.ladder` reads it. ``open`` is the reason for serving beyond
+    larger batches, as `ddtree_ops.engine.ladder` reads it. ``open`` is the reason for serving beyond
     loopback without a key. ``applied_rules`` says what the host's rules and those of its GPUs' arch changed. ``checks``
     is for ``ddtree doctor`` and ``evidence`` for who reads a plan; they change nothing of what runs.
     """

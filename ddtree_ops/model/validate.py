@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from ddtree_ops.engine.ladder import parse_ladder
 from ddtree_ops.errors import UsageError
-from ddtree_ops.ladder import parse_ladder
 from ddtree_ops.model.owned import owner
 from ddtree_ops.model.types import Host, Origin, Service
 from ddtree_ops.model.yamlfile import position

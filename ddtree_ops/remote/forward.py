@@ -10,6 +10,8 @@ from types import TracebackType
 
 import paramiko
 
+from .channel import end_input
+
 CHUNK = 1 << 16
 JOIN_S = 10
 
@@ -78,10 +80,10 @@ class Forwarder:
 
 
 def _to_host(connection: socket.socket, channel: paramiko.Channel) -> None:
-    with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
         while chunk := connection.recv(CHUNK):
             channel.sendall(chunk)
-        channel.shutdown_write()
+        end_input(channel)
 
 
 def _to_client(channel: paramiko.Channel, connection: socket.socket) -> None:

@@ -19,6 +19,7 @@ import paramiko
 from fabric import Config, Connection  # type: ignore[import-untyped]
 
 from ..errors import Failed, Unreachable
+from .channel import end_input
 from .forward import Forwarder
 from .hostkeys import RefuseUnknown, add_expected, changed
 from .process import PipedProcess, drive, require_argv
@@ -146,8 +147,8 @@ class _ChannelPipes:
             raise BrokenPipeError("the command no longer reads") from error
 
     def close_stdin(self) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            self._channel.shutdown_write()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            end_input(self._channel)
 
     def wait(self, timeout: float | None) -> int:
         if not self._channel.status_event.wait(timeout):

@@ -72,18 +72,14 @@ class DenseModel:
         kv = self._times(latents, f"{at}kv_b_proj").view(len(x), heads, -1)
         q = torch.cat((q[..., :nope], rotated_pairs(theta, q[..., nope:], positions)), -1)
         k = torch.cat((kv[..., :nope], rotating.expand(-1, heads, -1)), -1)
-        return self._times(_attended(q, k, kv[..., nope:]), f"{at}o_proj"), [
-            torch.cat((latents[:, None], rotating), -1)
-        ]
+        return self._times(_text(q, k, kv[..., nope:]), f"{at}o_proj"), [torch.cat((latents[:, None], rotating), -1)]
 
     def _grouped(self, at: str, x: Tensor, positions: Tensor) -> tuple[Tensor, list[Tensor]]:
         config = self.config
         q, k, v = (self._times(x, f"{at}{name}_proj").view(len(x), -1, config["head_dim"]) for name in ("q", "k", "v"))
         q = rotated_halves(config["rope_theta"], self._norm(q, f"{at}q_norm"), positions)
         k = rotated_halves(config["rope_theta"], self._norm(k, f"{at}k_norm"), positions)
-        group = config["num_attention_heads"] // config["num_key_value_heads"]
-        wide = (each.repeat_interleave(group, 1) for each in (k, v))
-        return self._times(_attended(q, *wide), f"{at}o_proj"), [k, v]
+        return self._times(_text(q, k, v), f"{at}o_proj"), [k, v]
 
     def _mlp(self, at: str, x: Tensor) -> Tensor:
         return self._times(F.silu(self._times(x, f"{at}gate_proj")) * self._times(x, f"{at}up_proj"), f"{at}down_proj")
@@ -109,12 +105,19 @@ class DenseModel:
         return out
 
 
-def _attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, cap: float = 0.0) -> Tensor:
+    """[n, heads, size of v] in float32. q: [n, heads, D]. k, v: [m, KV heads, D and size of v]. seen: bool [n, m]. cap:
+    of the scores, 0 for none."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (each.float().repeat_interleave(group, 1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k) * q.shape[-1] ** -0.5
+    scores = cap * (scores / cap).tanh() if cap else scores
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), v)
+
+
+def _text(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[n, heads * size of v], each token over itself and those before."""
-    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
-    later = torch.ones(len(q), len(q)).triu(1).bool()
-    weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+    return attended(q, k, v, torch.ones(len(q), len(q)).tril().bool()).flatten(1)
 
 
 def rotated_pairs(theta: float, x: Tensor, positions: Tensor) -> Tensor:

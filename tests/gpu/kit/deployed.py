@@ -38,21 +38,16 @@ ANOTHER_S = 150.0
 async def run_deploy(lab: Lab) -> None:
     """As an operator would: from an empty workspace to a proven service, another profile, and back."""
     folder = lab.caches.parent / "deploy"
-    await asyncio.to_thread(_workspace, lab, folder)
+    await asyncio.to_thread(make_workspace, lab, folder, base_of(lab.pair))
     try:
-        if lab.trees is not None:
-            begun = time.monotonic()
-            release, files, size = await asyncio.to_thread(_built if lab.trees.cache else _release, lab, folder)
-            told = {"release": release, "files": files, "mb": size / 1e6, "seconds": time.monotonic() - begun}
-            source = "ddtree build --slim" if lab.trees.cache else "the tree"
-            lab.results.add("deploy", "host local", f"release from {source}", True, **told)
+        await make_release(lab, folder)
         for case, words, code in (
             ("plan", ["plan", "--profile", "b8k4"], 3),
             ("deploy b8k4", ["deploy", "--profile", "b8k4", "--yes", "--no-snapshot"], 0),
             ("status", ["status"], 0),
             ("verify-exactness", ["verify-exactness"], 0),
         ):
-            if not await _ddtree(lab, folder, case, words, code):
+            if not await typed(lab, folder, case, words, code):
                 return
         for case, words in (
             ("deploy ar", ["deploy", "--profile", "ar", "--yes", "--no-snapshot"]),
@@ -61,14 +56,25 @@ async def run_deploy(lab: Lab) -> None:
             if lab.left_s() < ANOTHER_S:
                 lab.results.add("deploy", "host local", case, None, why="no time left for it")
                 return
-            if not await _ddtree(lab, folder, case, words, 0):
+            if not await typed(lab, folder, case, words, 0):
                 return
     finally:
-        await _run(folder, ["logs"], lab.results.evidence / "deploy-service.log")
-        _end(folder / "root")
+        await run_words(folder, ["logs"], lab.results.evidence / "deploy-service.log")
+        end(folder / "root")
 
 
-def _end(root: Path) -> None:
+async def make_release(lab: Lab, folder: Path) -> None:
+    """The release that the service will be made of, told in a row; the reference engine's the deploy makes itself."""
+    if lab.trees is None:
+        return
+    begun = time.monotonic()
+    release, files, size = await asyncio.to_thread(_built if lab.trees.cache else _release, lab, folder)
+    told = {"release": release, "files": files, "mb": size / 1e6, "seconds": time.monotonic() - begun}
+    source = "ddtree build --slim" if lab.trees.cache else "the tree"
+    lab.results.add("deploy", "host local", f"release from {source}", True, **told)
+
+
+def end(root: Path) -> None:
     """Kills what was started from ``root``. The project's own ``stop`` waits for a deploy that was broken off."""
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -76,21 +82,21 @@ def _end(root: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-async def _ddtree(lab: Lab, folder: Path, case: str, words: list[str], code: int) -> bool:
-    """One command, as a row; what it said goes to the evidence."""
+async def typed(lab: Lab, folder: Path, case: str, words: list[str], *codes: int) -> bool:
+    """One command, as a row, right where it exits with one of ``codes``; what it said goes to the evidence."""
     name = case.replace(" ", "-")
     begun = time.monotonic()
-    got, document = await _run(folder, [*words, "--json"], lab.results.evidence / f"deploy-{name}.txt")
+    got, document = await run_words(folder, [*words, "--json"], lab.results.evidence / f"deploy-{name}.txt")
     hosts = document.get("hosts") or [{}]
     verdict = hosts[0].get("verdict") or (hosts[0].get("outcome") or {}).get("verdict") or {}
     figures: dict[str, Any] = {"exit": got, "seconds": time.monotonic() - begun, "said": hosts[0].get("summary")}
     if verdict:
         figures |= {"kind": verdict.get("kind"), "accept_length": verdict.get("accept_length")}
-    lab.results.add("deploy", "host local", case, got == code, **figures)
-    return got == code
+    lab.results.add("deploy", "host local", case, got in codes, **figures)
+    return got in codes
 
 
-async def _run(folder: Path, words: list[str], log: Path) -> tuple[int, dict[str, Any]]:
+async def run_words(folder: Path, words: list[str], log: Path) -> tuple[int, dict[str, Any]]:
     """(exit code, the JSON document on stdout, {} where there is none)."""
     command = [sys.executable, "-m", "ddtree_ops.cli", *words]
     path = os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])
@@ -119,8 +125,8 @@ async def _run(folder: Path, words: list[str], log: Path) -> tuple[int, dict[str
     return process.returncode, document if isinstance(document, dict) else {}
 
 
-def _workspace(lab: Lab, folder: Path) -> None:
-    """The packaged inventory, with one host and, for SGLang, a base of our own."""
+def make_workspace(lab: Lab, folder: Path, base: dict[str, Any]) -> None:
+    """The packaged inventory, with one host and, for SGLang, ``base``."""
     profiles = folder / "workspace" / "inventories" / "profiles"
     profiles.mkdir(parents=True)
     packaged = data_dir("inventories")
@@ -140,11 +146,11 @@ def _workspace(lab: Lab, folder: Path) -> None:
         provided = lab.trees.release()["requires"]["provided"] if lab.trees.cache else PROVIDED
         host["release"] = {"slim": True, "provided": [f"{name}=={version}" for name, version in provided.items()]}
         host["services"] = {SERVICE: {**service, "base": "tiny-sglang", "gpus": [0]}}
-        (profiles / "tiny-sglang.yaml").write_text(yaml.safe_dump(_base(lab.pair)))
+        (profiles / "tiny-sglang.yaml").write_text(yaml.safe_dump(base))
     (folder / "workspace" / "inventories" / "local.yaml").write_text(yaml.safe_dump(host, sort_keys=False))
 
 
-def _base(pair: Path) -> dict[str, Any]:
+def base_of(pair: Path) -> dict[str, Any]:
     """The tiny pair on SGLang in fp32, with the arguments of the lab's servers."""
     graphs = [str(size) for size in (1, 2, 4, 8, 16, 24, 32, 40)]
     return {

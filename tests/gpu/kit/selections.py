@@ -132,6 +132,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "traces": tuple(spec.name for spec in FAST),
     "ranks": ("ar-fp32", "tree-8-4", "tree-16-4", *(spec.name for spec in ranks.RANKED)),
     "deploy": (),
+    "sweep": (),
     **models.NEEDS,
 }
 
@@ -155,7 +156,7 @@ def plan(
     lab: Lab, selected: list[str], prompts: int, concurrency: tuple[int, ...]
 ) -> dict[str, Coroutine[Any, Any, None]]:
     """Selection -> its work, in the order in which they queue for servers."""
-    from . import deployed, judged
+    from . import deployed, judged, swept
 
     held = tokens.held_out(lab.pair, prompts)
 
@@ -172,6 +173,7 @@ def plan(
     asked = tuple(name for name in there("scoring") if name != "ar-fp32")
     work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
         "deploy": lambda: deployed.run_deploy(lab),
+        "sweep": lambda: swept.run_sweep(lab),
         "tokens": lambda: tokens.run_tokens(lab, held, concurrency, there("tokens")),
         "tree": lambda: branching.run_tree(lab, held, there("tree"), concurrency),
         "churn": lambda: churn.run_churn(lab, held, tuple(n for n in there("churn") if n != "ar-fp32"), "ar-fp32"),

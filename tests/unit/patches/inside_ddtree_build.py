@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -120,6 +121,14 @@ def sampled(seed: int, shards: int, ties: bool) -> dict[str, Any]:
 
     ``ties``: small whole numbers as weights, so that logits repeat.
     """
+    from sglang.srt.speculative import ddtree_build
+
+    # all requests in one program: the interpreter takes seconds for each
+    with mock.patch.object(ddtree_build, "REQUESTS", 4):
+        return _sampled(seed, shards, ties)
+
+
+def _sampled(seed: int, shards: int, ties: bool) -> dict[str, Any]:
     from sglang.srt.speculative.ddtree_sampler import DDTreeDraftSampler
 
     vocab, hidden, block, bs, topk, budget = 24, 4, 5, 3, 4, 16

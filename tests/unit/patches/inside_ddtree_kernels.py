@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ddtree_ops.engine.walk import accepted_path
+from tests.unit.dense_models import attended
 
 LEVELS = 7
 
@@ -137,15 +138,9 @@ def split_apart(
     apart = 0.0
     for i, prefix in enumerate(prefixes):
         rows, own = slice(i * width, (i + 1) * width), slots[int(indptr[i]) : int(indptr[i + 1])]
-        keys, values = (
-            torch.cat((pool[own], new[rows])).float().repeat_interleave(heads // kv_heads, 1)
-            for pool, new in ((pool_k, k), (pool_v, v))
-        )
-        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), keys) * dim**-0.5
-        scores = cap * (scores / cap).tanh() if cap else scores
+        keys, values = (torch.cat((pool[own], new[rows])) for pool, new in ((pool_k, k), (pool_v, v)))
         seen = torch.cat((torch.ones(width, prefix).bool(), cells[i]), dim=1)
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-        apart = max(apart, float((torch.einsum("hqk,khd->qhd", weights, values) - out[rows].float()).abs().max()))
+        apart = max(apart, float((attended(q[rows], keys, values, seen, cap) - out[rows].float()).abs().max()))
     return apart
 
 
@@ -181,11 +176,9 @@ def attention_apart(
     apart, as_chain = 0.0, 0.0
     for i, prefix in enumerate(prefixes):
         rows, own = slice(i * width, (i + 1) * width), slots[int(indptr[i]) : int(indptr[i + 1])]
-        keys, values = (torch.cat((pool[own], new[rows]))[:, 0] for pool, new in ((pool_k, k), (pool_v, v)))
-        scores = torch.einsum("qhd,kd->hqk", q[rows], keys) * dim**-0.5
+        keys, values = (torch.cat((pool[own], new[rows])) for pool, new in ((pool_k, k), (pool_v, v)))
         for name, tree in (("tree", cells[i]), ("chain", causal)):
             seen = torch.cat((torch.ones(width, prefix).bool(), tree), dim=1)
-            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
-            far = float((torch.einsum("hqk,kd->qhd", weights, values) - out[rows]).abs().max())
+            far = float((attended(q[rows], keys, values, seen) - out[rows]).abs().max())
             apart, as_chain = (max(apart, far), as_chain) if name == "tree" else (apart, max(as_chain, far))
     return {"apart": apart, "as_chain": as_chain}

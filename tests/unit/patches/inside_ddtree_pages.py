@@ -319,18 +319,10 @@ class Scheduler:
 
 def _complete(batch: Any, lens: torch.Tensor, draft_input: Any, count: int) -> None:
     """What the worker reads of a scheduler's batch."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    from .inside_ddtree_steps import Lengths
+    from .inside_ddtree_steps import decoding
 
     batch.__dict__.update(
-        forward_mode=ForwardMode.DECODE,
-        is_extend_in_batch=False,
-        has_grammar=False,
+        decoding(lens, draft_input),
         return_logprob=False,
-        spec_algorithm=SpeculativeAlgorithm.DDTREE,
-        spec_info=draft_input,
-        seq_lens=lens.as_subclass(Lengths),
         sampling_info=batch_info([{"temperature": 0.0}] * count),
     )

@@ -149,23 +149,31 @@ def decode(
     }
 
 
-def _batch(setting: Setting, rows: list[int], lens: list[int], bonus: list[int]) -> Any:
+def decoding(lens: torch.Tensor, draft_input: Any) -> dict[str, Any]:
+    """What the worker reads of any batch that decodes."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
-    from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    return {
+        "forward_mode": ForwardMode.DECODE,
+        "is_extend_in_batch": False,
+        "has_grammar": False,
+        "spec_algorithm": SpeculativeAlgorithm.DDTREE,
+        "spec_info": draft_input,
+        "seq_lens": lens.as_subclass(Lengths),
+    }
+
+
+def _batch(setting: Setting, rows: list[int], lens: list[int], bonus: list[int]) -> Any:
+    from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
     seq_lens = torch.tensor(lens)
     draft_input = make_draft_input_v2(bonus_tokens=torch.tensor(bonus), new_seq_lens=seq_lens)
     draft_input.reserved_seq_lens_cpu = seq_lens + 2 * max(setting.width, setting.block)
     draft_input.reserved_seq_lens_sum = int(draft_input.reserved_seq_lens_cpu.sum())
     return Absent(
-        forward_mode=ForwardMode.DECODE,
-        is_extend_in_batch=False,
-        has_grammar=False,
+        **decoding(seq_lens, draft_input),
         return_logprob=True,
-        spec_algorithm=SpeculativeAlgorithm.DDTREE,
-        spec_info=draft_input,
-        seq_lens=seq_lens.as_subclass(Lengths),
         req_pool_indices=torch.tensor(rows) + 1,
         batch_size=lambda: len(lens),
     )

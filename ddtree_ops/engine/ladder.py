@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+STEP = "[0-9]{1,6}:[0-9]{1,6}"
+
 Rungs = tuple[tuple[int, int], ...]
 """(from how many running requests on, budget), the first from one request on."""
 
@@ -15,7 +17,7 @@ def parse_ladder(text: str | None, budget: int) -> Rungs:
     """
     rungs = [(1, budget)]
     for step in [] if text is None else text.split(","):
-        if re.fullmatch(r"[0-9]{1,6}:[0-9]{1,6}", step) is None:
+        if re.fullmatch(STEP, step) is None:
             raise ValueError(f"{step!r} is not REQUESTS:BUDGET, such as 8:8")
         first, smaller = map(int, step.split(":"))
         if first <= rungs[-1][0]:
@@ -24,8 +26,3 @@ def parse_ladder(text: str | None, budget: int) -> Rungs:
             raise ValueError(f"from {first} requests on the budget must be below {rungs[-1][1]}, not {smaller}")
         rungs.append((first, smaller))
     return tuple(rungs)
-
-
-def budget_at(rungs: Rungs, requests: int) -> int:
-    """The budget of a batch of so many requests."""
-    return next(budget for first, budget in reversed(rungs) if first <= requests)

@@ -1,0 +1,86 @@
+"""Selection ``sweep``: ``ddtree sweep`` and ``ddtree report`` on this machine, and SGLang's bench_serving beside the
+sweep's client on a server of it.
+
+The sweep's own services come and go by the deploy path, one at a time, so nothing else should run beside: give the
+padded pair (benchmarks/gpu/pad) and no further selection. The same command goes on with a run that its time limit
+ended, where FOLDER names a directory that has outlived the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from .deployed import PORT, ROOT, base_of, end, make_release, make_workspace, run_words, typed
+from .lab import Lab
+
+RUN, FOLDER = "sweeps/gpu", "DDTREE_GPU_SWEEP"
+"""FOLDER: a variable with the place of the workspace."""
+REPORT_S = 180.0
+"""Kept for the cell that the time limit finds begun, the report, bench_serving and the evidence."""
+SHAPES, LOADS = ("8/4", "16/4"), "1,8,32"
+
+
+async def run_sweep(lab: Lab) -> None:
+    given = os.environ.get(FOLDER)
+    folder = Path(given) if given else lab.caches.parent / "sweep"
+    if not folder.is_dir():
+        await asyncio.to_thread(make_workspace, lab, folder, _base(lab.pair))
+        await make_release(lab, folder)
+    stand_in = lab.trees is None
+    minutes = max(1.0, (lab.left_s() - REPORT_S) / 60)
+    small = ["--max-tokens", "16", "--rows", "4"] if stand_in else ["--max-tokens", "256", "--rows", "12"]
+    pairs, loads = (SHAPES[0], "1,2") if stand_in else (",".join(SHAPES), LOADS)
+    words = ["sweep", "--pair", pairs, "-c", loads]
+    try:
+        if not await typed(lab, folder, "deploy ar", ["deploy", "--profile", "ar", "--yes", "--no-snapshot"], 0):
+            return
+        more = ["--prompts", "held-out", *small, "--time-limit", f"{minutes:.1f}", "--run", RUN, "--yes"]
+        # 3: the time limit came first
+        await typed(lab, folder, "sweep", [*words, *more], 0, 3)
+        await typed(lab, folder, "report", ["report", RUN], 0)
+        if not stand_in:
+            await _bench(lab)
+    finally:
+        await run_words(folder, ["logs"], lab.results.evidence / "sweep-service.log")
+        end(folder / "root")
+        if (folder / "workspace" / RUN).is_dir():
+            shutil.copytree(folder / "workspace" / RUN, lab.results.evidence / "sweep", dirs_exist_ok=True)
+
+
+async def _bench(lab: Lab) -> None:
+    """Both clients on the service that the sweep has put back."""
+    out = lab.results.evidence / "bench-serving"
+    command = [sys.executable, "-m", "benchmarks.bench_serving", "compare", "--url", f"http://127.0.0.1:{PORT}"]
+    command += ["--model", str(lab.pair / "target"), "-c", "1,8", "--max-tokens", "256"]
+    command += ["--per-slot", "4", "--out", str(out)]
+    assert lab.trees is not None
+    path = os.pathsep.join([str(ROOT), lab.trees.patched])
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    lab.results.evidence.joinpath("bench-serving.log").write_bytes(said)
+    lines = said.decode(errors="replace").splitlines()
+    lab.results.add("sweep", "host local", "bench_serving", process.returncode == 0, said=lines[-1:])
+
+
+def _base(pair: Path) -> dict[str, Any]:
+    """The pair in bfloat16, with most of the card for itself."""
+    config = json.loads((pair / "target" / "config.json").read_text())
+    return base_of(pair) | {
+        "dtype": "bfloat16",
+        "vocab_size": config["vocab_size"],
+        "memory_fraction": 0.8,
+        "min_accept_length": None,
+        "exactness": {"policy": "near-tie", "concurrency": [1, 8], "max_new_tokens": 48, "time_limit_s": 120},
+    }
