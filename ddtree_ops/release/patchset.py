@@ -4,6 +4,7 @@
 relative to site-packages. ``overlay/``: new files, relative to site-packages too. ``overlay-of`` (optional): the name
 of another base, whose overlay this one has as well; a file of its own stands in the other's place. ``smoke``
 (optional): what the host tries of a patched engine, a line each: ``import NAME``, ``algorithm NAME``, ``flag --name``.
+``untried`` (optional): why a release of this base should not serve yet, in words for an operator.
 """
 
 from __future__ import annotations
@@ -149,6 +150,12 @@ def shared_overlay(directory: Path) -> dict[str, bytes]:
     if (other / "overlay-of").exists():
         raise Failed(f"{path}: {name} has its overlay of another")
     return _overlay(other / "overlay")
+
+
+def untried(directory: Path) -> str | None:
+    """Why no release of this base should serve yet; None where nothing is said against it."""
+    path = directory / "untried"
+    return _plain_file(path).decode().strip() if path.exists() else None
 
 
 def series(directory: Path) -> list[str]:
