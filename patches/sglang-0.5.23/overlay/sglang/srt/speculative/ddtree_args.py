@@ -79,7 +79,8 @@ def unsupported(server_args: ServerArgs) -> list[str]:
     found = {
         f"device {given.device}": not given.device.startswith("cuda"),
         f"attention backends {prefill} and {decode} (--attention-backend triton)": {prefill, decode} != {"triton"},
-        "--enable-dp-attention": bool(attn_dp_enabled_of(view)),
+        "--enable-dp-attention or --attn-dp-size": bool(attn_dp_enabled_of(view)),
+        f"--attn-cp-size {given.attn_cp_size}": given.attn_cp_size != 1,
         f"--pp-size {given.pp_size}": given.pp_size != 1,
         f"--dcp-size {given.dcp_size}": given.dcp_size != 1,
         # SGLang's kernel that hands out pages counts within one by a power of two.
@@ -94,6 +95,11 @@ def unsupported(server_args: ServerArgs) -> list[str]:
         "--speculative-use-rejection-sampling": bool(given.speculative_use_rejection_sampling),
         "--speculative-draft-window-size": given.speculative_draft_window_size is not None,
         "--disable-cuda-graph-padding": bool(given.disable_cuda_graph_padding),
+        # Its slots are renamed between the table and the kernels, and drafts may live in the target's.
+        "--enable-unified-memory": bool(given.enable_unified_memory),
+        # Rows of nodes, where an answer wants its tokens'.
+        "--enable-return-routed-experts": bool(given.enable_return_routed_experts),
+        "--enable-return-indexer-topk": bool(given.enable_return_indexer_topk),
         # It keeps a note beside each slot, which does not move with the slot's KV.
         f"--kv-canary {given.kv_canary} with branches": given.kv_canary != "none" and branches,
         "SGLANG_SIMULATE_ACC_LEN": SIMULATE_ACC_LEN > 0,

@@ -73,6 +73,10 @@ class DDTreeWorker(DFlashWorkerV2):
     def _defer_target_verify_gather(self) -> None:
         """The logits of all nodes are read on every rank, so they are gathered where they are made."""
 
+    def prewarm_sampling(self) -> Any:
+        """The parent rehearses, over the most nodes that a step can have, kernels that no verify here runs."""
+        return self.model_runner.prewarm_sampling()
+
     def _make_draft_sampler(self, **head: Any) -> DDTreeDraftSampler:
         return DDTreeDraftSampler(budget=self._budget, topk=self._topk, **head)
 
@@ -305,6 +309,7 @@ class DDTreeWorker(DFlashWorkerV2):
                 spec_info=verify_input,
                 capture_hidden_mode=CaptureHiddenMode.FULL,
             )
+            self.model_runner.kv_index_translator.bind_own_plan(forward_batch)
             out = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
             if not out.can_run_cuda_graph:
                 self._checks.eager(self.model_runner.decode_cuda_graph_runner, len(prefixes), "canary")
@@ -315,6 +320,8 @@ class DDTreeWorker(DFlashWorkerV2):
         with unwatched(self.model_runner.canary_manager):
             faults = run_canary(tree, len(prefixes), vocab_size, half, forward)
         table[1 : len(prefixes) + 1, :length] = kept
+        # Else the scheduler would take it for the first batch's, and not wait for that one.
+        self.model_runner.shared_read_done_event = None
         if faults:
             raise RuntimeError("DDTREE start-up canary: " + "; ".join(faults))
         if get_parallel().tp_rank == 0:
