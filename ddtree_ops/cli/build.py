@@ -62,6 +62,8 @@ def build(
             provided=tuple(provided or ()),
         )
     screen = Screen(json_=json_)
+    if why := release.untried_base(target.base):
+        screen.warn(f"{target.base}: {why}")
     made = release.build(target, progress=screen.progress)
     show(screen, made.manifest)
     return 0
