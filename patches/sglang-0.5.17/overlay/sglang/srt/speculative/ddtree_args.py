@@ -76,6 +76,7 @@ def unsupported(server_args: ServerArgs) -> list[str]:
         f"device {server_args.device}": not server_args.device.startswith("cuda"),
         f"attention backends {prefill} and {decode} (--attention-backend triton)": {prefill, decode} != {"triton"},
         "--enable-dp-attention": bool(view.enable_dp_attention),
+        f"--attn-cp-size {server_args.attn_cp_size}": server_args.attn_cp_size != 1,
         f"--pp-size {server_args.pp_size}": server_args.pp_size != 1,
         f"--dcp-size {server_args.dcp_size}": server_args.dcp_size != 1,
         # SGLang's kernel that hands out pages counts within one by a power of two.
@@ -90,6 +91,9 @@ def unsupported(server_args: ServerArgs) -> list[str]:
         "--speculative-use-rejection-sampling": bool(server_args.speculative_use_rejection_sampling),
         "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
         "--disable-cuda-graph-padding": bool(server_args.disable_cuda_graph_padding),
+        # Rows of nodes, where an answer wants its tokens'.
+        "--enable-return-routed-experts": bool(server_args.enable_return_routed_experts),
+        "--enable-return-indexer-topk": bool(server_args.enable_return_indexer_topk),
         # It keeps a note beside each slot, which does not move with the slot's KV.
         f"--kv-canary {server_args.kv_canary} with branches": server_args.kv_canary != "none" and branches,
         "SGLANG_SIMULATE_ACC_LEN": SIMULATE_ACC_LEN > 0,
