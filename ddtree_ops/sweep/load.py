@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.sweep.grid import Load
@@ -15,6 +16,8 @@ from ddtree_ops.sweep.wire import Answer, Client, RequestFailed
 from ddtree_ops.sweep.workload import PromptSet
 
 Tell = Callable[[int, int], None]
+#: After a request that failed: a server that refuses is not asked as fast as it can refuse.
+PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,46 @@ async def drive(
     finally:
         client.close()
     return found
+
+
+@dataclass
+class Kept:
+    """What became of a load that was kept up: every answer, and of each request without one what came instead."""
+
+    samples: list[Sample] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+async def keep(
+    url: str, prompts: PromptSet, kept: Kept, *, max_tokens: int, concurrency: int, over: Callable[[], bool]
+) -> None:
+    """Keep requests in flight until ``over``, whatever becomes of them; each that was sent is waited for.
+
+    ``kept`` is filled while it runs, for whoever looks from another thread.
+    """
+    client, namespace = Client(url), f"ddtree-keep-{secrets.token_hex(8)}"
+    numbers = itertools.count()
+
+    async def worker() -> None:
+        while not over():
+            number = next(numbers)
+            index = number % len(prompts.prompts)
+            try:
+                answer = await client.generate(request_body(prompts, index, max_tokens, f"{namespace}-{number}"))
+                got = answer.body.get("meta_info", {}).get("completion_tokens")
+                if got != max_tokens:
+                    raise RequestFailed(f"{got} tokens instead of {max_tokens}")
+                kept.samples.append(Sample(index, answer))
+            except RequestFailed as error:
+                kept.failed.append(str(error))
+                await asyncio.sleep(PAUSE_S)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(worker())
+    finally:
+        client.close()
 
 
 async def _closed(one: Callable[[int], Any], count: int, concurrency: int) -> None:

@@ -1,0 +1,177 @@
+"""A change of a service that routers send requests to: taken away from them, drained, and put back afterwards.
+
+No request that a router accepted is lost by it: the router sends no more, and what runs may finish. How many backends
+may be away is looked at before and after a worker is removed: of two changes at once at least one gives way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from ddtree_ops.deploy.facts import Facts
+from ddtree_ops.deploy.session import Session
+from ddtree_ops.deploy.ui import Ui
+from ddtree_ops.deploy.workers import NotRunning, Workers, workers_of
+from ddtree_ops.errors import DdtreeError, Failed, NeedsHand, Unreachable
+from ddtree_ops.model import Front
+from ddtree_ops.remote.metrics import fetch, parse_metrics, total
+from ddtree_ops.remote.transport import Transport
+
+POLL_S = 0.25
+#: A request that a router has chosen a worker for may still be on its way there.
+QUIET_LOOKS = 3
+GAUGES = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
+
+_turns: dict[str, threading.BoundedSemaphore] = {}
+_making = threading.Lock()
+
+
+@contextlib.contextmanager
+def away(session: Session, seen: Facts, ui: Ui) -> Iterator[None]:
+    """Around a change of a service: its routers send it nothing and it has answered what it had.
+
+    Where the block fails and the host is back on what ran before, it is put back; where it is not known to serve, it
+    stays away. Raises Failed, with nothing changed, when too many backends would be away or requests do not finish,
+    Unreachable when a router's host is.
+    """
+    fronts = session.deployment.fronts
+    if not fronts:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        for front in sorted(fronts, key=lambda one: one.name):
+            stack.enter_context(_turn(front))
+        taken: list[tuple[Front, str]] = []
+        try:
+            for front in fronts:
+                taken += [(front, url) for url in _take(front, running_urls(front, seen), ui)]
+            if taken:
+                _drain(session, seen, max(front.router.drain_timeout_s for front in fronts), ui)
+            yield
+        except (NeedsHand, Unreachable):
+            names = ", ".join(sorted({front.name for front, _ in taken}))
+            if taken:
+                ui.warn(f"{names} send no requests to it until it is deployed again")
+            raise
+        except BaseException:
+            for front, url in taken:
+                _put(front, url, ui)
+            raise
+        put_back(session, ui)
+
+
+def put_back(session: Session, ui: Ui) -> None:
+    """See that every router in front of a service that serves has it; said where it is put back or cannot be."""
+    for front in session.deployment.fronts:
+        _put(front, front.url, ui)
+
+
+def running_urls(front: Front, seen: Facts) -> list[str]:
+    """By which URLs a router may know the service: by the inventory's port, and by that of what runs."""
+    health = (seen.generation.meta.get("health") or {}) if seen.generation is not None else {}
+    base = front.url.rpartition(":")[0]
+    return list(dict.fromkeys([front.url, f"{base}:{health.get('port') or front.url.rpartition(':')[2]}"]))
+
+
+def _take(front: Front, urls: list[str], ui: Ui) -> list[str]:
+    """Have a router send nothing to the service any more; the URLs that it did send to."""
+    try:
+        with workers_of(front.deployment) as workers:
+            mine = [one.url for one in workers.listed() if one.url in urls]
+            if not mine:
+                return []
+            _require_enough(front, workers, urls)
+            for url in mine:
+                workers.remove(url)
+            try:
+                _require_enough(front, workers, urls)  # another client's change may have come between
+            except Failed:
+                for url in mine:
+                    workers.add(url)
+                raise
+    except NotRunning:
+        ui.warn(f"{front.name} does not run: no router sends requests from there")
+        return []
+    ui.step(f"{front.name} sends it no more requests")
+    return mine
+
+
+def _require_enough(front: Front, workers: Workers, urls: list[str]) -> None:
+    """Raises Failed where the other backends that serve are fewer than ``max_unavailable`` allows."""
+    routing = front.deployment.profile.router
+    others = set(routing.workers if routing is not None else ()) - set(urls)
+    serving = {one.url for one in workers.listed() if one.healthy} & others
+    least = len(others) + 1 - front.router.max_unavailable
+    if len(serving) < least:
+        gone = ", ".join(sorted(others - serving))
+        raise Failed(
+            f"{front.name}: {gone} serve nothing already, and max_unavailable is {front.router.max_unavailable}; "
+            "nothing was changed",
+            hint=f"bring them back first (ddtree status, ddtree deploy), or raise max_unavailable of {front.name}",
+        )
+
+
+def _drain(session: Session, seen: Facts, limit_s: int, ui: Ui) -> None:
+    """Wait until the service runs nothing. Raises Failed when requests are still running after ``limit_s``."""
+    if seen.active.state != "active":
+        return
+    port = ((seen.generation.meta.get("health") or {}) if seen.generation is not None else {}).get("port")
+    deadline, quiet, first = time.monotonic() + limit_s, 0, None
+    with session.transport.forward(int(port or session.deployment.service.port)) as url:
+        while quiet < QUIET_LOOKS:
+            busy = _busy(session.transport, url)
+            if busy is None and time.monotonic() > deadline:
+                ui.warn(f"it does not tell what it runs, after {limit_s} s: going on")
+                return
+            if busy and time.monotonic() > deadline:
+                raise Failed(
+                    f"{session.deployment.host.name}: {busy} requests still run after {limit_s} s; nothing was changed",
+                    hint="drain_timeout_s of the router is how long they may",
+                )
+            if busy and first is None:
+                first = busy
+                ui.step(f"{busy} requests are running there; waiting until they are answered, at most {limit_s} s")
+            if busy and first:
+                ui.progress("draining", max(0, first - busy), first)
+            quiet = quiet + 1 if busy == 0 else 0
+            time.sleep(POLL_S)
+
+
+def _busy(transport: Transport, url: str) -> int | None:
+    """Requests that the service runs or keeps waiting; None where it does not tell. Raises Unreachable."""
+    try:
+        with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
+            told = parse_metrics(fetch(client))
+    except (httpx.HTTPError, Failed):
+        transport.run(["true"], timeout=15)  # Unreachable, when it is the link that is lost
+        return None
+    values = [total(told, name) for name in GAUGES]
+    return None if None in values else int(sum(value or 0 for value in values))
+
+
+def _put(front: Front, url: str, ui: Ui) -> None:
+    """Have a router send requests to the service again. A problem is said: the service itself is as it should be."""
+    try:
+        with workers_of(front.deployment) as workers:
+            if any(one.url == url and one.healthy for one in workers.listed()):
+                return
+            workers.add(url)
+        ui.step(f"{front.name} sends it requests again")
+    except NotRunning:
+        return  # it takes all its backends when it starts
+    except DdtreeError as error:
+        ui.warn(f"{front.name} does not send it requests: {error.message}; again: ddtree deploy of this service")
+
+
+@contextlib.contextmanager
+def _turn(front: Front) -> Iterator[None]:
+    """In one process no more than ``max_unavailable`` backends of a router are away: the others wait."""
+    with _making:
+        turn = _turns.setdefault(front.name, threading.BoundedSemaphore(front.router.max_unavailable))
+    with turn:
+        yield
