@@ -17,7 +17,7 @@ from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.session import Session
 from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.deploy.workers import NotRunning, Workers, workers_of
-from ddtree_ops.errors import DdtreeError, Failed, NeedsHand, Unreachable
+from ddtree_ops.errors import DdtreeError, Failed, NeedsHand
 from ddtree_ops.model import Front
 from ddtree_ops.remote.metrics import fetch, parse_metrics, total
 from ddtree_ops.remote.transport import Transport
@@ -35,9 +35,9 @@ _making = threading.Lock()
 def away(session: Session, seen: Facts, ui: Ui) -> Iterator[None]:
     """Around a change of a service: its routers send it nothing and it has answered what it had.
 
-    Where the block fails and the host is back on what ran before, it is put back; where it is not known to serve, it
-    stays away. Raises Failed, with nothing changed, when too many backends would be away or requests do not finish,
-    Unreachable when a router's host is.
+    Where the block fails and the host stands on a proven generation that runs, it is put back; else it stays away.
+    Raises Failed, with nothing changed, when too many backends would be away or requests do not finish, Unreachable
+    when a router's host is.
     """
     fronts = session.deployment.fronts
     if not fronts:
@@ -53,14 +53,13 @@ def away(session: Session, seen: Facts, ui: Ui) -> Iterator[None]:
             if taken:
                 _drain(session, seen, max(front.router.drain_timeout_s for front in fronts), ui)
             yield
-        except (NeedsHand, Unreachable):
-            names = ", ".join(sorted({front.name for front, _ in taken}))
-            if taken:
-                ui.warn(f"{names} send no requests to it until it is deployed again")
-            raise
-        except BaseException:
-            for front, url in taken:
-                _put(front, url, ui)
+        except BaseException as error:
+            if taken and (isinstance(error, NeedsHand) or not _stands(session)):
+                names = ", ".join(sorted({front.name for front, _ in taken}))
+                ui.warn(f"no requests come to it from {names} until it is deployed again")
+            else:
+                for front, url in taken:
+                    _put(front, url, ui)
             raise
         put_back(session, ui)
 
@@ -152,6 +151,15 @@ def _busy(transport: Transport, url: str) -> int | None:
         return None
     values = [total(told, name) for name in GAUGES]
     return None if None in values else int(sum(value or 0 for value in values))
+
+
+def _stands(session: Session) -> bool:
+    """Whether the host runs what it stands on, and no change of it is under way."""
+    try:
+        seen = session.probe()
+    except DdtreeError:
+        return False
+    return seen.state.pending is None and seen.active.state == "active"
 
 
 def _put(front: Front, url: str, ui: Ui) -> None:

@@ -23,6 +23,11 @@ def plain(deployment: Deployment) -> Deployment:
 
     Raises UsageError for a service that is not an engine.
     """
+    if deployment.profile.router is not None:
+        raise UsageError(
+            f"{deployment.host.name}/{deployment.service_name} is a router",
+            hint="export its backends: what runs them there has a balancer of its own",
+        )
     return msgspec.structs.replace(deployment, host=msgspec.structs.replace(deployment.host, supervisor="process"))
 
 

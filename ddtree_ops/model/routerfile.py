@@ -18,6 +18,7 @@ _KEYS = (
     "policy",
     "metrics_port",
     "health_interval_s",
+    "health_timeout_s",
     "drain_timeout_s",
     "max_unavailable",
     "bind",
@@ -59,6 +60,8 @@ def parse_router(node: Node, where: str) -> Router:
         policy=cast(Balancing, policy),
         metrics_port=whole("metrics_port", 1024, 65_535, 29_000),
         health_interval_s=whole("health_interval_s", 1, 3600, 5),
+        # a health check can take that long under a long prefill
+        health_timeout_s=whole("health_timeout_s", 1, 3600, 20),
         drain_timeout_s=whole("drain_timeout_s", 1, 3500, 120),
         max_unavailable=unavailable,
         bind=bind,

@@ -70,6 +70,7 @@ def route(host: Host, name: str, service: Service, router: Router, behind: Seque
         policy=router.policy,
         metrics_port=router.metrics_port,
         health_interval_s=router.health_interval_s,
+        health_timeout_s=router.health_timeout_s,
         drain_timeout_s=router.drain_timeout_s,
     )
     return Deployment(

@@ -87,6 +87,7 @@ class Router(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     policy: Balancing
     metrics_port: int
     health_interval_s: int
+    health_timeout_s: int
     drain_timeout_s: int
     max_unavailable: int
     bind: str
@@ -104,6 +105,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy: Balancing
     metrics_port: int
     health_interval_s: int
+    health_timeout_s: int
     drain_timeout_s: int
 
 

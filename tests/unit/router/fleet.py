@@ -31,8 +31,8 @@ from ..sweep.place import Quiet, install, processes, release_of
 
 BACKENDS = ("one", "two")
 PROMPTS = PromptSet("fleet", tuple((n, 7, 300, n) for n in range(40, 56)))
-CONCURRENCY, MAX_TOKENS = 4, 24
-GATE = {"max_new_tokens": 8, "concurrency": [1, 2], "prompts": "gate.jsonl"}
+CONCURRENCY, MAX_TOKENS = 3, 24
+GATE = {"max_new_tokens": 8, "concurrency": [1], "prompts": "gate.jsonl"}
 
 
 def make_fleet(folder: Path, **router: Any) -> Workspace:

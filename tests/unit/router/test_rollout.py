@@ -129,7 +129,8 @@ def test_a_backend_that_dies_costs_what_it_was_answering(standing: Workspace) ->
         while time.monotonic() < until or serving(standing) != {"two"}:
             time.sleep(0.1)
     print(f"a backend killed: {len(kept.samples)} answered, {len(kept.failed)} lost of {CONCURRENCY} in flight")
-    assert len(kept.failed) <= CONCURRENCY
+    # only answers that had begun there: what had not was tried again elsewhere
+    assert len(kept.failed) <= CONCURRENCY and set(kept.failed) <= {"the server closed the connection"}
     # and no other is taken away now: nothing is changed
     before = generation(standing, "two")
     code, told = ddtree(standing, "deploy", "--host", "two", "--profile", "ar", "--yes", "--no-snapshot")
