@@ -91,9 +91,16 @@ class Kept:
 
 
 async def keep(
-    url: str, prompts: PromptSet, kept: Kept, *, max_tokens: int, concurrency: int, over: Callable[[], bool]
+    url: str,
+    prompts: PromptSet,
+    kept: Kept,
+    *,
+    max_tokens: int,
+    concurrency: int,
+    limit_s: float,
+    over: Callable[[], bool],
 ) -> None:
-    """Keep requests in flight until ``over``, whatever becomes of them; each that was sent is waited for.
+    """Keep requests in flight until ``over``, whatever becomes of them; each that was sent is waited for, ``limit_s``.
 
     ``kept`` is filled while it runs, for whoever looks from another thread.
     """
@@ -105,13 +112,14 @@ async def keep(
             number = next(numbers)
             index = number % len(prompts.prompts)
             try:
-                answer = await client.generate(request_body(prompts, index, max_tokens, f"{namespace}-{number}"))
+                async with asyncio.timeout(limit_s):
+                    answer = await client.generate(request_body(prompts, index, max_tokens, f"{namespace}-{number}"))
                 got = answer.body.get("meta_info", {}).get("completion_tokens")
                 if got != max_tokens:
                     raise RequestFailed(f"{got} tokens instead of {max_tokens}")
                 kept.samples.append(Sample(index, answer))
-            except RequestFailed as error:
-                kept.failed.append(str(error))
+            except (RequestFailed, TimeoutError) as error:
+                kept.failed.append(str(error) or f"no whole answer within {limit_s:g} s")
                 await asyncio.sleep(PAUSE_S)
 
     try:

@@ -31,7 +31,7 @@ from ..sweep.place import Quiet, install, processes, release_of
 
 BACKENDS = ("one", "two")
 PROMPTS = PromptSet("fleet", tuple((n, 7, 300, n) for n in range(40, 56)))
-CONCURRENCY, MAX_TOKENS = 3, 24
+CONCURRENCY, MAX_TOKENS, LIMIT_S = 3, 24, 60.0
 GATE = {"max_new_tokens": 8, "concurrency": [1], "prompts": "gate.jsonl"}
 
 
@@ -94,15 +94,18 @@ def bring(workspace: Workspace, name: str, profile: str | None = None, ui: Quiet
 
 
 def door(workspace: Workspace) -> str:
-    """The router's base URL."""
-    return f"http://127.0.0.1:{workspace.hosts['front'].services['door'].port}"
+    """The router's base URL, as its clients have it."""
+    front = resolve(workspace, "front")
+    return f"http://{front.host.address}:{front.service.port}"
 
 
 def serving(workspace: Workspace) -> set[str]:
-    """The backends that the router finds healthy, by name."""
-    ports = {workspace.hosts[name].services["engine"].port: name for name in BACKENDS}
-    with workers_of(resolve(workspace, "front")) as workers:
-        return {ports[int(one.url.rpartition(":")[2])] for one in workers.listed() if one.healthy}
+    """The hosts of the backends that the router finds healthy."""
+    front = resolve(workspace, "front")
+    assert front.service.router is not None and front.profile.router is not None
+    hosts = dict(zip(front.profile.router.workers, front.service.router.backends, strict=True))
+    with workers_of(front) as workers:
+        return {hosts[one.url].host for one in workers.listed() if one.healthy}
 
 
 @contextmanager
@@ -110,9 +113,15 @@ def load(workspace: Workspace) -> Iterator[Kept]:
     """Streamed requests through the router, a few in flight all the time; every one has its end when the block ends."""
     kept, over = Kept(), threading.Event()
 
+    how: dict[str, Any] = {
+        "max_tokens": MAX_TOKENS,
+        "concurrency": CONCURRENCY,
+        "limit_s": LIMIT_S,
+        "over": over.is_set,
+    }
+
     def run() -> None:
-        asked = keep(door(workspace), PROMPTS, kept, max_tokens=MAX_TOKENS, concurrency=CONCURRENCY, over=over.is_set)
-        asyncio.run(asked)
+        asyncio.run(keep(door(workspace), PROMPTS, kept, **how))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -122,13 +131,13 @@ def load(workspace: Workspace) -> Iterator[Kept]:
         wait_for(kept, len(kept.samples) + 2 * CONCURRENCY)
     finally:
         over.set()
-        thread.join(60)
+        thread.join(2 * LIMIT_S)
     assert not thread.is_alive()
 
 
 def wait_for(kept: Kept, count: int) -> None:
     """Until so many requests were answered."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 2 * LIMIT_S
     while len(kept.samples) < count:
         assert time.monotonic() < deadline, (len(kept.samples), kept.failed[-3:])
         time.sleep(0.05)
