@@ -109,8 +109,7 @@ def _require_enough(front: Front, workers: Workers, urls: list[str]) -> None:
     if len(serving) < least:
         gone = ", ".join(sorted(others - serving))
         raise Failed(
-            f"{front.name}: {gone} serve nothing already, and max_unavailable is {front.router.max_unavailable}; "
-            "nothing was changed",
+            f"{front.name}: away already: {gone}; max_unavailable is {front.router.max_unavailable}; nothing was changed",
             hint=f"bring them back first (ddtree status, ddtree deploy), or raise max_unavailable of {front.name}",
         )
 

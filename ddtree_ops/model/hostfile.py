@@ -187,13 +187,13 @@ def _services(node: Node, gpus: Gpus) -> dict[str, Service]:
     for name, child in check.any_mapping(node).items():
         if not re.fullmatch(check.NAME_FORM, name):
             child.fail("not a service's name", allowed=check.NAME_TEXT)
-        if child.child("router") if isinstance(child.value, dict) else None:
+        if "router" in check.any_mapping(child):
             nodes = check.mapping(child, ("router", "port"), required=("port",))
         else:
             nodes = check.mapping(child, ("profile", "base", "port", "gpus", "router"), required=("profile", "port"))
         # A service runs as an unprivileged user, which cannot listen below 1024.
         port = check.integer(nodes["port"], 1024, 65_535)
-        router = parse_router(nodes["router"], f"services.{name}") if "router" in nodes else None
+        router = parse_router(nodes["router"]) if "router" in nodes else None
         taken = [(port, nodes["port"])]
         if router is not None:
             taken.append((router.metrics_port, nodes["router"].child("metrics_port") or nodes["router"]))

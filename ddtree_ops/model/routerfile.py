@@ -26,13 +26,13 @@ _KEYS = (
 )
 
 
-def parse_router(node: Node, where: str) -> Router:
-    """A router's values; ``where`` is its service, for messages. Raises UsageError at the key in question.
+def parse_router(node: Node) -> Router:
+    """A router's values. Raises UsageError at the key in question.
 
     Whether the backends exist is found once all hosts are read (`routers.check_routers`).
     """
     nodes = check.mapping(node, _KEYS, required=("backends",))
-    backends = check.items(nodes["backends"], lambda item: _backend(item))
+    backends = check.items(nodes["backends"], _backend)
     if not backends:
         nodes["backends"].fail("a router without backends answers nobody", allowed="[HOST/SERVICE, ...], at least one")
     named = [str(backend) for backend in backends]

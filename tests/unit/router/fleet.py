@@ -42,7 +42,7 @@ def make_fleet(folder: Path, **router: Any) -> Workspace:
     for path in inventories.glob("*.yaml"):
         path.unlink()
     (folder / "gate.jsonl").write_text("".join(f'{{"input_ids": [{n}, 7, 300, {n}]}}\n' for n in range(20, 30)))
-    short = {"extends": "tiny", "min_accept_length": None, "context_length": 512, "exactness": GATE}
+    short = {"extends": "tiny", "min_accept_length": None, "context_length": 192, "exactness": GATE}
     (inventories / "profiles" / "short.yaml").write_text(yaml.safe_dump(short))
     for name, extra in (("faulty", {"extra_args": ["--fault", "mask-all-blocked"]}), ("narrow", {"budget": 4})):
         (inventories / "profiles" / f"{name}.yaml").write_text(yaml.safe_dump({"extends": "b8k4", **extra}))
