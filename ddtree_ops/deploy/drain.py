@@ -107,9 +107,9 @@ def _require_enough(front: Front, workers: Workers, urls: list[str]) -> None:
     serving = {one.url for one in workers.listed() if one.healthy} & others
     least = len(others) + 1 - front.router.max_unavailable
     if len(serving) < least:
-        gone = ", ".join(sorted(others - serving))
+        gone, most = ", ".join(sorted(others - serving)), front.router.max_unavailable
         raise Failed(
-            f"{front.name}: away already: {gone}; max_unavailable is {front.router.max_unavailable}; nothing was changed",
+            f"{front.name}: away already: {gone}; max_unavailable is {most}; nothing was changed",
             hint=f"bring them back first (ddtree status, ddtree deploy), or raise max_unavailable of {front.name}",
         )
 

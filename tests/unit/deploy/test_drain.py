@@ -243,3 +243,12 @@ def test_in_one_process_the_second_waits_for_the_first(place: Place) -> None:
     thread.join(20)
     assert began.is_set() and done.is_set()
     assert place.router.asked == [f"- {place.one}", f"+ {place.one}", f"- {place.two}", f"+ {place.two}"]
+
+
+def test_a_guard_would_keep_a_router_from_its_backends(place: Place) -> None:
+    front = place.front.deployment
+    host = msgspec.structs.replace(front.host, supervisor="systemd")
+    with Session(msgspec.structs.replace(front, host=host), connect(host)) as session:
+        why = session.cannot_guard(msgspec.structs.replace(front.profile, bind="0.0.0.0", open="all"))
+        assert why is not None and "from its backends" in why
+        assert session.cannot_guard(front.profile) is None  # nobody else reaches loopback anyway
