@@ -110,7 +110,7 @@ class Rollout:
     def _change(self, one: Ready, screen: Screen) -> tuple[int, dict[str, Any]]:
         session, plan, seen = one.session, one.plan, one.seen
         if one.idle:
-            if session.deployment.fronts and seen.active.state == "active":
+            if session.deployment.fronts:
                 from ddtree_ops.deploy.drain import put_back  # a client that was killed may have left it out
 
                 put_back(session, screen)

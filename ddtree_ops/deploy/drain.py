@@ -25,6 +25,8 @@ from ddtree_ops.remote.transport import Transport
 POLL_S = 0.25
 #: A request that a router has chosen a worker for may still be on its way there.
 QUIET_LOOKS = 3
+#: For one health check, which can take as long under a long prefill.
+HEALTH_S = 30
 GAUGES = ("sglang:num_running_reqs", "sglang:num_queue_reqs")
 
 _turns: dict[str, threading.BoundedSemaphore] = {}
@@ -49,7 +51,7 @@ def away(session: Session, seen: Facts, ui: Ui) -> Iterator[None]:
         taken: list[tuple[Front, str]] = []
         try:
             for front in fronts:
-                taken += [(front, url) for url in _take(front, running_urls(front, seen), ui)]
+                taken += [(front, url) for url in _take(front, running_urls(front, running_port(session, seen)), ui)]
             if taken:
                 _drain(session, seen, max(front.router.drain_timeout_s for front in fronts), ui)
             yield
@@ -65,16 +67,21 @@ def away(session: Session, seen: Facts, ui: Ui) -> Iterator[None]:
 
 
 def put_back(session: Session, ui: Ui) -> None:
-    """See that every router in front of a service that serves has it; said where it is put back or cannot be."""
-    for front in session.deployment.fronts:
-        _put(front, front.url, ui)
+    """See that every router in front of a service that stands has it; said where it is put back or cannot be."""
+    if session.deployment.fronts and _stands(session):
+        for front in session.deployment.fronts:
+            _put(front, front.url, ui)
 
 
-def running_urls(front: Front, seen: Facts) -> list[str]:
-    """By which URLs a router may know the service: by the inventory's port, and by that of what runs."""
+def running_port(session: Session, seen: Facts) -> int:
+    """The port of what runs, which the inventory may no longer have."""
     health = (seen.generation.meta.get("health") or {}) if seen.generation is not None else {}
-    base = front.url.rpartition(":")[0]
-    return list(dict.fromkeys([front.url, f"{base}:{health.get('port') or front.url.rpartition(':')[2]}"]))
+    return int(health.get("port") or session.deployment.service.port)
+
+
+def running_urls(front: Front, port: int) -> list[str]:
+    """By which URLs a router may know the service: by the inventory's port, and by that of what runs."""
+    return list(dict.fromkeys([front.url, f"{front.url.rpartition(':')[0]}:{port}"]))
 
 
 def _take(front: Front, urls: list[str], ui: Ui) -> list[str]:
@@ -118,9 +125,8 @@ def _drain(session: Session, seen: Facts, limit_s: int, ui: Ui) -> None:
     """Wait until the service runs nothing. Raises Failed when requests are still running after ``limit_s``."""
     if seen.active.state != "active":
         return
-    port = ((seen.generation.meta.get("health") or {}) if seen.generation is not None else {}).get("port")
     deadline, quiet, first = time.monotonic() + limit_s, 0, None
-    with session.transport.forward(int(port or session.deployment.service.port)) as url:
+    with session.transport.forward(running_port(session, seen)) as url:
         while quiet < QUIET_LOOKS:
             busy = _busy(session.transport, url)
             if busy is None and time.monotonic() > deadline:
@@ -153,12 +159,18 @@ def _busy(transport: Transport, url: str) -> int | None:
 
 
 def _stands(session: Session) -> bool:
-    """Whether the host runs what it stands on, and no change of it is under way."""
+    """Whether the host runs what it stands on, healthy, and no change of it is under way.
+
+    A router that is told of a worker that is not healthy goes on trying for half an hour, into the next change.
+    """
     try:
         seen = session.probe()
-    except DdtreeError:
+        if seen.state.pending is not None or seen.active.state != "active":
+            return False
+        with session.transport.forward(running_port(session, seen)) as url:
+            return httpx.get(f"{url}/health", timeout=HEALTH_S, trust_env=False).status_code == 200
+    except (DdtreeError, httpx.HTTPError):
         return False
-    return seen.state.pending is None and seen.active.state == "active"
 
 
 def _put(front: Front, url: str, ui: Ui) -> None:
