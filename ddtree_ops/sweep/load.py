@@ -16,8 +16,6 @@ from ddtree_ops.sweep.wire import Answer, Client, RequestFailed
 from ddtree_ops.sweep.workload import PromptSet
 
 Tell = Callable[[int, int], None]
-#: After a request that failed: a server that refuses is not asked as fast as it can refuse.
-PAUSE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,12 @@ async def keep(
     max_tokens: int,
     concurrency: int,
     limit_s: float,
+    pause_s: float,
     over: Callable[[], bool],
 ) -> None:
     """Keep requests in flight until ``over``, whatever becomes of them; each that was sent is waited for, ``limit_s``.
+
+    ``pause_s`` is between an answer, or a failure, and the next request of the same ``concurrency``.
 
     ``kept`` is filled while it runs, for whoever looks from another thread.
     """
@@ -120,7 +121,7 @@ async def keep(
                 kept.samples.append(Sample(index, answer))
             except (RequestFailed, TimeoutError) as error:
                 kept.failed.append(str(error) or f"no whole answer within {limit_s:g} s")
-                await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause_s)
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -32,6 +32,7 @@ from ..sweep.place import Quiet, install, processes, release_of
 BACKENDS = ("one", "two")
 PROMPTS = PromptSet("fleet", tuple((n, 7, 300, n) for n in range(40, 56)))
 CONCURRENCY, MAX_TOKENS, LIMIT_S = 3, 24, 60.0
+PAUSE_S = 0.3  # a steady and light load: what is deployed meanwhile has the same cores
 GATE = {"max_new_tokens": 8, "concurrency": [1], "prompts": "gate.jsonl"}
 
 
@@ -112,21 +113,15 @@ def serving(workspace: Workspace) -> set[str]:
 def load(workspace: Workspace) -> Iterator[Kept]:
     """Streamed requests through the router, a few in flight all the time; every one has its end when the block ends."""
     kept, over = Kept(), threading.Event()
-
-    how: dict[str, Any] = {
-        "max_tokens": MAX_TOKENS,
-        "concurrency": CONCURRENCY,
-        "limit_s": LIMIT_S,
-        "over": over.is_set,
-    }
+    how: dict[str, Any] = {"max_tokens": MAX_TOKENS, "concurrency": CONCURRENCY, "limit_s": LIMIT_S, "pause_s": PAUSE_S}
 
     def run() -> None:
-        asyncio.run(keep(door(workspace), PROMPTS, kept, **how))
+        asyncio.run(keep(door(workspace), PROMPTS, kept, over=over.is_set, **how))
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        wait_for(kept, 2 * len(PROMPTS.prompts))
+        wait_for(kept, len(PROMPTS.prompts))
         yield kept
         wait_for(kept, len(kept.samples) + 2 * CONCURRENCY)
     finally:
