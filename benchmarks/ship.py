@@ -26,11 +26,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ddtree_ops.host import receiver
 from ddtree_ops.release import Cache, Release, build
 from ddtree_ops.remote import Transport, connect
 from ddtree_ops.remote.agent import Agent
 from ddtree_ops.remote.pack import LEVEL
-from ddtree_ops.remote.ship import RECEIVE, remaining, ship, stream
+from ddtree_ops.remote.pieces import remaining, stream
+from ddtree_ops.remote.ship import RECEIVE, ship
 from tests.hosts.harness import Lab, TestHost, laboratory
 from tests.hosts.test_ship import ROOT, Line, hurt, on_the_wire, whole
 from tests.unit.release.test_build import REFERENCE
@@ -148,6 +150,7 @@ import json, resource, sys, time
 from pathlib import Path
 from ddtree_ops.cli import deploy
 from ddtree_ops.deploy import run
+from ddtree_ops.host import receiver
 from ddtree_ops.release import Cache, Release
 from ddtree_ops.remote import Agent, connect
 from ddtree_ops.remote.openssh import carrier
@@ -256,7 +259,7 @@ def parallel(open_: Callable[[], Transport], release: Release, lots: int) -> flo
     pieces.sort(key=lambda piece: -piece.size)
     transports = [open_() for _ in range(lots)]
     agent = Agent(transports[0], ROOT, "svc", "systemd")
-    source = zlib.compress(agent.source.encode())
+    source = zlib.compress(receiver().encode())
 
     def send(n: int) -> None:
         def feed() -> Iterator[bytes]:

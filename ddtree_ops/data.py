@@ -1,4 +1,4 @@
-"""Where the packaged templates, default inventories and patches are, in a checkout and in an installed wheel."""
+"""Where the packaged files that are no code are, in a checkout and in an installed wheel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["templates", "inventories", "patches"]
+Kind = Literal["templates", "inventories", "patches", "docs"]
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from ddtree_ops.cli import complete
 from ddtree_ops.cli.commands import Group, registered
 from ddtree_ops.errors import DdtreeError, Interrupted
 
@@ -21,12 +22,21 @@ app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=Fals
 
 HostOption = Annotated[
     list[str] | None,
-    typer.Option("--host", metavar="NAME", help="Host of the inventory; several times, or 'all'."),
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Host of the inventory; several times, or 'all'.",
+        autocompletion=complete.hosts,
+    ),
 ]
 ServiceOption = Annotated[str | None, typer.Option("--service", help="Which service, where a host has several.")]
 ProfileOption = Annotated[
     str | None,
-    typer.Option("--profile", help="Use this profile instead of the inventory's; the inventory stays as it is."),
+    typer.Option(
+        "--profile",
+        help="Use this profile instead of the inventory's; the inventory stays as it is.",
+        autocompletion=complete.profiles,
+    ),
 ]
 WorkspaceOption = Annotated[
     Path | None,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ddtree_ops.cli import complete
 from ddtree_ops.cli.app import JsonOption, ProfileOption, ServiceOption, WorkspaceOption, command
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import UsageError
@@ -31,7 +32,10 @@ def build(
         list[str] | None,
         typer.Option("--provided", metavar="NAME[==VERSION]", help="What the host has already; several times."),
     ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Take all of this from a host and its inventory.")] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", help="Take all of this from a host and its inventory.", autocompletion=complete.hosts),
+    ] = None,
     service: ServiceOption = None,
     profile: ProfileOption = None,
     workspace: WorkspaceOption = None,
@@ -58,6 +62,8 @@ def build(
             provided=tuple(provided or ()),
         )
     screen = Screen(json_=json_)
+    if why := release.untried_base(target.base):
+        screen.warn(f"{target.base}: {why}")
     made = release.build(target, progress=screen.progress)
     show(screen, made.manifest)
     return 0

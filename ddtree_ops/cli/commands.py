@@ -31,6 +31,7 @@ COMMANDS = {
     "plan": Entry("plan", "Show what deploy would change, as a diff."),
     "deploy": Entry("deploy", "Bring a host to what the inventory says, prove that it is exact, or put it back."),
     "doctor": Entry("doctor", "Preflight of a host: every check named, what was seen and expected, what to do."),
+    "help": Entry("help", "Show a document: keys of the inventory, exit codes, operating, the gate, and more."),
     "history": Entry("history", "Every deploy and rollback of a service with its end, newest last."),
     "hosts": Entry("hosts", "Every service of every host: GPUs, what runs, how and when it was proven."),
     "init": Entry("init", "Make a workspace: inventories and profiles to edit."),

@@ -40,17 +40,21 @@ def deploy(
     Several hosts are looked at all at once and changed in the workspace's order, max_unavailable of them at a time; a
     host that fails stops the rest. Example: ddtree deploy --host ct200 --profile b16k4
     """
-    from ddtree_ops.cli.fleet import host_names, load
-    from ddtree_ops.cli.rollout import Rollout
-    from ddtree_ops.deploy.session import Options
+    from ddtree_ops.cli.fleet import dialled, host_names, load
     from ddtree_ops.errors import UsageError
     from ddtree_ops.model import resolve
 
     loaded = load(workspace)
+    wanted = []
     if file is None:
-        names = host_names(loaded, host)
-        wanted = [(resolve(loaded, name, service, profile), None) for name in names]
-        return Rollout(loaded, Options(adopt, overwrite), keep_going, snapshot, yes, Screen(json_=json_)).run(wanted)
+        wanted = dialled([resolve(loaded, name, service, profile) for name in host_names(loaded, host)])
+
+    from ddtree_ops.cli.rollout import Rollout
+    from ddtree_ops.deploy.session import Options
+
+    if file is None:
+        rollout = Rollout(loaded, Options(adopt, overwrite), keep_going, snapshot, yes, Screen(json_=json_))
+        return rollout.run([(one, None) for one in wanted])
     if host or service or profile or adopt or overwrite:
         raise UsageError("a plan file says all by itself", hint="give --host, --profile, ... to ddtree plan -o")
     from ddtree_ops.deploy import planfile

@@ -15,6 +15,9 @@ from ddtree_ops.cli.app import error_json, show_error
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import DdtreeError, Interrupted, UsageError
 from ddtree_ops.model import Deployment, Workspace, find_workspace, load_workspace, resolve
+from ddtree_ops.remote.agent import ARGV, TIMEOUT_S, elevates
+from ddtree_ops.remote.openssh import begin
+from ddtree_ops.remote.rights import may_root
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -42,6 +45,13 @@ def select(
     """The deployments a command line names. Raises UsageError for an unknown name or an ambiguous choice."""
     loaded = load(workspace)
     return [resolve(loaded, name, service, profile) for name in host_names(loaded, hosts)]
+
+
+def dialled(deployments: list[Deployment]) -> list[Deployment]:
+    """The same, and ssh(1) connects to their hosts while the command that will ask them is still being loaded."""
+    for host in {one.host.name: one.host for one in deployments if one.host.transport == "ssh"}.values():
+        begin(host, ARGV, timeout=TIMEOUT_S, root=elevates(host.supervisor, may_root(host)))
+    return deployments
 
 
 def select_hosts(hosts: Sequence[str] | None, workspace: Path | None) -> list[Deployment]:

@@ -36,12 +36,15 @@ def plan(
     json_: JsonOption = False,
 ) -> int:
     """Show what deploy would change, as a diff. Changes nothing; exit 3 if anything would change."""
-    from ddtree_ops.cli.fleet import select, survey
+    from ddtree_ops.cli.fleet import dialled, select, survey
     from ddtree_ops.cli.output import refuse_unwritable, write_whole
-    from ddtree_ops.deploy.session import Options, open_session
 
     screen = Screen(json_=json_)
     refuse_unwritable(output, "--output")
+    deployments = dialled(select(host, service, profile, workspace))
+
+    from ddtree_ops.deploy.session import Options, open_session
+
     kept: list[tuple[Plan, Facts, Deployment]] = []
 
     def look(deployment: Deployment) -> tuple[Plan, Facts]:
@@ -54,7 +57,6 @@ def plan(
         kept.append((made, seen, deployment))
         return (3 if made.changes else 0), {"plan": made.as_json(), "summary": made.action}
 
-    deployments = select(host, service, profile, workspace)
     code = survey(screen, deployments, look, tell)
     if output is not None and code in (0, 3):
         from ddtree_ops.deploy import planfile

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddtree_ops.cli import complete
 from ddtree_ops.cli.app import JsonOption, WorkspaceOption, command
 from ddtree_ops.cli.screen import Screen
 
@@ -16,8 +17,12 @@ if TYPE_CHECKING:
 
 @command("report")
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's directory (sweeps/...), or its records.jsonl.")],
-    other: Annotated[Path | None, typer.Argument(help="A second run to compare the first with.")] = None,
+    run: Annotated[
+        Path, typer.Argument(help="A run's directory (sweeps/...), or its records.jsonl.", autocompletion=complete.runs)
+    ],
+    other: Annotated[
+        Path | None, typer.Argument(help="A second run to compare the first with.", autocompletion=complete.runs)
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Directory for the files. Default: report/ in the run's.")
     ] = None,

@@ -184,6 +184,16 @@ class Screen:
             table.add_row(*map(Text, row))
         stream.show(table)
 
+    def markdown(self, text: str) -> None:
+        """A document of ours: laid out in a terminal, else as it is written."""
+        self._end_progress()
+        if not self._out.is_terminal:
+            self._out.line(text.rstrip())
+            return
+        from rich.markdown import Markdown
+
+        self._out.show(Markdown(text))
+
     def document(self, data: Any) -> None:
         """The one JSON document on stdout, in ASCII: a host's text may hold what steers a terminal, and what stdout
         cannot encode.

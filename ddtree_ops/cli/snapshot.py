@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ddtree_ops.cli import complete
 from ddtree_ops.cli.app import HostOption, JsonOption, ServiceOption, WorkspaceOption, command
 from ddtree_ops.cli.screen import Screen
 
@@ -21,7 +22,11 @@ def snapshot(
     service: ServiceOption = None,
     run: Annotated[
         Path | None,
-        typer.Option("--run", help="A sweep of this service: its records and report go along, its headline too."),
+        typer.Option(
+            "--run",
+            help="A sweep of this service: its records and report go along, its headline too.",
+            autocompletion=complete.runs,
+        ),
     ] = None,
     message: Annotated[
         str | None, typer.Option("-m", "--message", help="Instead of the message that says what changed.")

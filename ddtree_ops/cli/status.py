@@ -31,15 +31,17 @@ def status(
     json_: JsonOption = False,
 ) -> int:
     """What runs on a host, since when, which release, its accept length and the last verdict. Changes nothing."""
-    from ddtree_ops.cli.fleet import select, survey
-    from ddtree_ops.deploy.drift import find_drift, unproven
-    from ddtree_ops.deploy.session import open_session
+    from ddtree_ops.cli.fleet import dialled, select, survey
 
     screen = Screen(json_=json_)
     if watch:
         from ddtree_ops.cli.watch import watch as live
 
         return live(screen, select(host, service, None, workspace), interval, count)
+    deployments = dialled(select(host, service, None, workspace))
+
+    from ddtree_ops.deploy.drift import find_drift, unproven
+    from ddtree_ops.deploy.session import open_session
 
     def look(deployment: Deployment) -> Facts:
         with open_session(deployment) as session:
@@ -68,7 +70,7 @@ def status(
             "summary": f"{seen.active.state}, {row['verdict']}",
         }
 
-    return survey(screen, select(host, service, None, workspace), look, show, table=False)
+    return survey(screen, deployments, look, show, table=False)
 
 
 def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str, str]:

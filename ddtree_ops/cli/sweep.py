@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ddtree_ops.cli import complete
 from ddtree_ops.cli.app import JsonOption, ServiceOption, WorkspaceOption, YesOption, command
 from ddtree_ops.cli.screen import Screen
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from ddtree_ops.sweep.records import Journal, Measured
     from ddtree_ops.sweep.runner import Outcome, Sweep
 
-OneHost = Annotated[str | None, typer.Option("--host", metavar="NAME", help="Host of the inventory.")]
+OneHost = Annotated[
+    str | None, typer.Option("--host", metavar="NAME", help="Host of the inventory.", autocompletion=complete.hosts)
+]
 Pairs = Annotated[str, typer.Option("--pair", metavar="B/K,..", help="Trees: 8/4,16/4. Default: the six of the table.")]
 Budgets = Annotated[str, typer.Option("--budget", metavar="N,..", help="With --topk: every budget with every topk.")]
 Topks = Annotated[str, typer.Option("--topk", metavar="N,..", help="With --budget.")]
@@ -34,7 +37,10 @@ PassLimit = Annotated[float, typer.Option("--pass-limit", min=1, help="Seconds a
 TimeLimit = Annotated[
     float | None, typer.Option("--time-limit", min=1, help="Minutes after which no cell begins; run again to go on.")
 ]
-RunFolder = Annotated[Path | None, typer.Option("--run", help="The run's directory. Default: by what is asked.")]
+RunFolder = Annotated[
+    Path | None,
+    typer.Option("--run", help="The run's directory. Default: by what is asked.", autocompletion=complete.runs),
+]
 #: Cells left when the time is over: like a plan with changes, there is something to do.
 INCOMPLETE = 3
 NOT_EXACT = 4

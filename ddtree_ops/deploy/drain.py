@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import httpx
 
+from ddtree_ops import httpclients
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.session import Session
 from ddtree_ops.deploy.ui import Ui
@@ -149,7 +150,7 @@ def _drain(session: Session, seen: Facts, limit_s: int, ui: Ui) -> None:
 def _busy(transport: Transport, url: str) -> int | None:
     """Requests that the service runs or keeps waiting; None where it does not tell. Raises Unreachable."""
     try:
-        with httpx.Client(base_url=url, timeout=5, trust_env=False) as client:
+        with httpclients.blocking(url, None, timeout_s=5) as client:
             told = parse_metrics(fetch(client))
     except (httpx.HTTPError, Failed):
         transport.run(["true"], timeout=15)  # Unreachable, when it is the link that is lost
@@ -167,8 +168,11 @@ def _stands(session: Session) -> bool:
         seen = session.probe()
         if seen.state.pending is not None or seen.active.state != "active":
             return False
-        with session.transport.forward(running_port(session, seen)) as url:
-            return httpx.get(f"{url}/health", timeout=HEALTH_S, trust_env=False).status_code == 200
+        with (
+            session.transport.forward(running_port(session, seen)) as url,
+            httpclients.blocking(url, None, timeout_s=HEALTH_S) as client,
+        ):
+            return client.get("/health").status_code == 200
     except (DdtreeError, httpx.HTTPError):
         return False
 

@@ -18,6 +18,7 @@ from ddtree_ops.deploy.facts import Facts, Model
 from ddtree_ops.deploy.fatal import FATAL_LINES
 from ddtree_ops.model import Deployment, profile_to_json
 from ddtree_ops.model.archs import silenced_rules
+from ddtree_ops.release import untried_base
 from ddtree_ops.units import expectations, render
 
 UNIT_DIR = "/etc/systemd/system"
@@ -158,7 +159,7 @@ def make_plan(
             from_=facts.state.confirmed,
             to=facts.state.confirmed,
             release=release,
-            notes=(known.evidence,) if known.evidence else (),
+            notes=(*_doubts(deployment), *((known.evidence,) if known.evidence else ())),
             expect=expected(facts),
         )
 
@@ -293,8 +294,14 @@ def seal(plan: Plan, deployment: Deployment, *, txn: str, author: Mapping[str, A
     }
 
 
+def _doubts(deployment: Deployment) -> list[str]:
+    base = deployment.profile.release_base
+    why = untried_base(base)
+    return [f"release_base {base}: {why}"] if why else []
+
+
 def _notes(deployment: Deployment, facts: Facts, known: Known, *, lost: bool) -> list[str]:
-    notes = []
+    notes = _doubts(deployment)
     if lost and facts.state.confirmed is None and facts.unit.sha256 is not None:
         notes.append("the unit that is there is replaced: if this deploy fails, nothing runs (--adopt would keep it)")
     if deployment.host.supervisor == "process":

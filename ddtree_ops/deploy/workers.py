@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from ddtree_ops import httpclients
 from ddtree_ops.errors import Failed
 from ddtree_ops.model import Deployment
 from ddtree_ops.remote.transport import connect
@@ -100,7 +101,7 @@ class Workers:
 @contextlib.contextmanager
 def workers_at(name: str, url: str) -> Iterator[Workers]:
     """The worker API at a base URL that is reached from here."""
-    with httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False) as client:
+    with httpclients.blocking(url, None, timeout_s=ANSWER_S) as client:
         yield Workers(name, client)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from ddtree_ops import httpclients
 from ddtree_ops.deploy.gate import api_key
 from ddtree_ops.errors import DdtreeError, Failed
 from ddtree_ops.model import Deployment
@@ -95,8 +96,7 @@ def _connected(deployment: Deployment, interval_s: float) -> Iterator[Now]:
         transport = stack.enter_context(connect(deployment.host))
         key = api_key(transport, deployment.profile)
         url = stack.enter_context(transport.forward(deployment.service.port))
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=5, trust_env=False))
+        client = stack.enter_context(httpclients.blocking(url, key, timeout_s=5))
         last: tuple[float, float] | None = None
         while True:
             began, cards, problem, metrics = time.monotonic(), Now(), "", {}

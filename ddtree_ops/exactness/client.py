@@ -8,6 +8,7 @@ from types import TracebackType
 
 import httpx
 
+from ddtree_ops import httpclients
 from ddtree_ops.exactness import wire
 
 MAX_REPLY_BYTES = 64 << 20
@@ -43,14 +44,7 @@ class Server:
     """
 
     def __init__(self, url: str, *, api_key: str | None, connections: int) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._client = httpx.AsyncClient(
-            base_url=url.rstrip("/"),
-            headers=headers,
-            timeout=None,
-            trust_env=False,
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        )
+        self._client = httpclients.concurrent(url, api_key, connections=connections)
         self.requests = 0
         self.generated = 0
         self.prefilled = 0

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from ddtree_ops import httpclients
 from ddtree_ops.deploy.gate import gate_plan
 from ddtree_ops.errors import DdtreeError, Failed
 from ddtree_ops.exactness import load_prompts, run_gate
@@ -36,7 +37,7 @@ POLL_S = 1.0
 def wait_healthy(url: str, key: str | None, limit_s: float, pid: int | None) -> None:
     """Until ``/health`` answers 200. Raises Failed after ``limit_s``, and when the process ``pid`` is gone."""
     deadline, last = time.monotonic() + limit_s, "it was not asked"
-    with httpx.Client(base_url=url, headers=_headers(key), timeout=30, trust_env=False) as client:
+    with httpclients.blocking(url, key, timeout_s=30) as client:
         while True:
             try:
                 answered = client.get("/health").status_code
@@ -104,10 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code if isinstance(error, DdtreeError) else 1
     print(json.dumps({"what": ask.what, "url": ask.url, "ok": code == 0, **told}, indent=1))
     return code
-
-
-def _headers(key: str | None) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _lives(pid: int) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("base", "system", "form", "supervisors", "plain", "service", "guard"),
-    *("store", "causes", "fitting", "manifest", "making", "releases"),
+    *("staging", "store", "causes", "fitting", "manifest", "making", "releases"),
     *("facts", "recovery", "applier", "engine", "verbs", "keeping", "entry"),
 )
 _joining = threading.Lock()
@@ -39,6 +39,14 @@ def source() -> str:
 @functools.cache
 def _source() -> str:
     return "#!/usr/bin/env -S python3 -I\n" + joined("agent", [f"agent/{name}" for name in PARTS])
+
+
+@functools.cache
+def receiver() -> str:
+    """What takes an upload there, alone: each connection of an upload compiles it. Its argument is the directory."""
+    text = joined("agent", ["agent/base", "agent/staging"])
+    act = "lambda: receive(absolute(sys.argv[1], 'staging'), 0)"
+    return shaken(f"{text}\n\nimport sys\n\nraise SystemExit(answer({act}))\n")
 
 
 def joined(folder: str, parts: Sequence[str]) -> str:

@@ -82,7 +82,7 @@ _NEEDS: dict[str, tuple[str, ...]] = {
 class Merged:
     """Values with the origin of each (``env.NAME``, ``extra_args[2]`` included); ``rank`` is the layer of each key."""
 
-    values: dict[str, Any] = field(default_factory=lambda: copy.deepcopy(DEFAULTS))
+    values: dict[str, Any] = field(default_factory=lambda: {key: copy.copy(value) for key, value in DEFAULTS.items()})
     origins: dict[str, Origin] = field(default_factory=dict)
     rank: dict[str, int] = field(default_factory=dict)
 

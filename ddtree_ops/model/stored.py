@@ -11,7 +11,12 @@ from ddtree_ops.model.types import Profile
 def profile_to_json(profile: Profile) -> str:
     """Two-space JSON with sorted keys and a final newline; secrets by reference; no ``checks``, no ``evidence``."""
     profile = msgspec.structs.replace(profile, checks={}, evidence=None)
-    return msgspec.json.format(msgspec.json.encode(profile, order="sorted"), indent=2).decode() + "\n"
+    return two_space_json(profile)
+
+
+def two_space_json(value: object) -> str:
+    """As ``json.dumps(..., ensure_ascii=False, indent=2, sort_keys=True)`` writes it, and a final newline."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode() + "\n"
 
 
 def profile_from_json(text: str) -> Profile:

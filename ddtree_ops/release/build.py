@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..data import data_dir
-from ..errors import Failed
+from ..errors import Failed, UsageError
 from .cache import Cache
 from .choice import Choice, Target, choose
 from .lock import Lock, Pin, load_lock, normal
-from .patchset import PatchSet, load_patchset
+from .patchset import PatchSet, load_patchset, untried
 from .progress import Progress
 from .trim import KEEP, Rule, left_out_by
 
@@ -150,6 +150,11 @@ def build(
     return Release(release, manifest, cache)
 
 
+def untried_base(base: str) -> str | None:
+    """Why no release of a base should serve yet, for an operator; None where nothing is said against it."""
+    return untried(data_dir("patches") / base)
+
+
 def _make(release: str, inputs: _Inputs, cache: Cache, progress: Progress) -> dict[str, Any]:
     """The manifest, with every file in the cache."""
     with _wheels(inputs, cache, progress) as wheels:
@@ -166,7 +171,10 @@ def _inputs(target: Target, lock: Lock, package: Path, patches: Path | None) -> 
     if target.engine == "reference":
         own = {path: file.read_bytes() for path, file in reference_files(package, lock.python).items()}
     elif target.engine == "sglang":
-        patchset = load_patchset(patches or data_dir("patches") / target.base)
+        directory = patches or data_dir("patches") / target.base
+        patchset = load_patchset(directory)
+        if target.slim and (why := untried(directory)):
+            raise UsageError(f"--slim leaves out what a base has served without, which {target.base} has not: {why}")
     return _Inputs(target, lock, choose(target, lock), patchset, own)
 
 

@@ -1,8 +1,10 @@
 """``patches/<base>/``: a series of strict patches and an overlay of new files, over one wheel.
 
 ``series``: a patch's file name a line, ``#`` comments. A patch: header text, then a unified diff whose paths are
-relative to site-packages. ``overlay/``: new files, relative to site-packages too. ``smoke`` (optional): what the host
-tries of a patched engine, a line each: ``import NAME``, ``algorithm NAME``, ``flag --name``.
+relative to site-packages. ``overlay/``: new files, relative to site-packages too. ``overlay-of`` (optional): the name
+of another base, whose overlay this one has as well; a file of its own stands in the other's place. ``smoke``
+(optional): what the host tries of a patched engine, a line each: ``import NAME``, ``algorithm NAME``, ``flag --name``.
+``untried`` (optional): why a release of this base should not serve yet, in words for an operator.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from .udiff import FileDiff, apply_diff, parse_diff, plain_path, split_patch
 FIELDS = ("Why", "What", "Tests", "Upstream")
 _FIELD = re.compile(r"^(Why|What|Tests|Upstream):[ \t]*(.*)$", re.MULTILINE)
 _PATCH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.patch")
+_BASE_NAME = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _SMOKE = re.compile(r"import [A-Za-z_][A-Za-z0-9_.]*|algorithm [A-Z0-9_]+|flag --[a-z0-9-]+")
 
 
@@ -131,7 +134,28 @@ def load_patchset(directory: Path) -> PatchSet:
     if spare := sorted(there - set(names)):
         raise Failed(f"{directory / 'series'}: does not name {', '.join(spare)}")
     patches = tuple(Patch(name, _plain_file(directory / name)) for name in names)
-    return PatchSet(patches, _overlay(directory / "overlay"), _smoke(directory / "smoke"))
+    overlay = {**shared_overlay(directory), **_overlay(directory / "overlay")}
+    return PatchSet(patches, overlay, _smoke(directory / "smoke"))
+
+
+def shared_overlay(directory: Path) -> dict[str, bytes]:
+    """The files of the overlay that ``overlay-of`` names. Raises Failed where there is none, or it shares another's."""
+    path = directory / "overlay-of"
+    if not path.exists() and not path.is_symlink():
+        return {}
+    name = _plain_file(path).decode().strip()
+    other = directory.parent / name
+    if not _BASE_NAME.fullmatch(name) or other == directory or not (other / "overlay").is_dir():
+        raise Failed(f"{path}: there is no overlay of {name!r} beside it")
+    if (other / "overlay-of").exists():
+        raise Failed(f"{path}: {name} has its overlay of another")
+    return _overlay(other / "overlay")
+
+
+def untried(directory: Path) -> str | None:
+    """Why no release of this base should serve yet; None where nothing is said against it."""
+    path = directory / "untried"
+    return _plain_file(path).decode().strip() if path.exists() else None
 
 
 def series(directory: Path) -> list[str]:

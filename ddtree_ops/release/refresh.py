@@ -88,6 +88,8 @@ def _write(directory: Path, before: PatchSet, after: PatchSet) -> Refreshed:
         new["series"] = text
     written = sorted(name for name, content in new.items() if old.get(name) != content)
     removed = sorted(old.keys() - new.keys())
+    if shared := [name for name in removed if not (directory / name).is_file()]:
+        raise Failed(f"{shared[0]} is of the overlay that {directory / 'overlay-of'} names; it cannot be left out here")
     for name in written:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(new[name])

@@ -29,6 +29,9 @@ KINDS: dict[str, type[DdtreeError]] = {
     "cut": Unreachable,  # the link held, and yet nothing came: a sender that slept
 }
 
+#: How a request begins: the interpreter, which reads what it is to do.
+ARGV = ("python3", "-I", "-")
+TIMEOUT_S = 60.0
 #: Verbs that change nothing on the host: `Transport.ask` may carry them.
 QUESTIONS = frozenset({"probe", "status", "history", "generation", "logs", "collect", "releases"})
 # What `keep_compiled` (host/agent/verbs.py) wrote, and only root or ourselves could write.
@@ -52,6 +55,11 @@ if code is None:
 exec(code)
 """
 ABSENT = "ddtree-host is not kept here"
+
+
+def elevates(supervisor: str, may_root: bool) -> bool:
+    """Whether root's verbs run as root. A host with plain processes may be all its user's own."""
+    return supervisor == "systemd" or may_root
 
 
 class Agent:
@@ -85,14 +93,13 @@ class Agent:
 
     @property
     def elevates(self) -> bool:
-        """Whether root's verbs run as root. A host with plain processes may be all its user's own."""
-        return self.supervisor == "systemd" or self.transport.may_root
+        return elevates(self.supervisor, self.transport.may_root)
 
     def bootstrap(self) -> None:
         """Installs or refreshes ``<root>/bin/ddtree-host``, its directories, and under systemd its user and unit."""
         self.call("bootstrap", source_b64=base64.b64encode(self.source.encode()).decode())
 
-    def call(self, verb: str, *, as_root: bool = True, timeout: float = 60, **fields: Any) -> dict[str, Any]:
+    def call(self, verb: str, *, as_root: bool = True, timeout: float = TIMEOUT_S, **fields: Any) -> dict[str, Any]:
         """The reply without its ``ok``. Raises by the host's error kind (`KINDS`), Failed when it is no reply."""
         request = {
             "verb": verb,
@@ -103,14 +110,14 @@ class Agent:
             **fields,
         }
         last = f"raise SystemExit(main_request({json.dumps(request)!r}))\n"
-        argv, root = ["python3", "-I", "-"], as_root and self.elevates
+        root = as_root and self.elevates
         if verb not in QUESTIONS:
-            return self.reply(verb, self.transport.run(argv, stdin=self._whole(last), timeout=timeout, root=root))
+            return self.reply(verb, self.transport.run(ARGV, stdin=self._whole(last), timeout=timeout, root=root))
         brief = BRIEF.format(path=f"{self.root}/bin/ddtree-host.", sha256=self._sha256, absent=ABSENT)
-        result = self.transport.ask(argv, stdin=(brief + last).encode(), timeout=timeout, root=root)
+        result = self.transport.ask(ARGV, stdin=(brief + last).encode(), timeout=timeout, root=root)
         self.kept = result.stdout.strip() != ABSENT.encode()
         if not self.kept:
-            result = self.transport.ask(argv, stdin=self._whole(last), timeout=timeout, root=root)
+            result = self.transport.ask(ARGV, stdin=self._whole(last), timeout=timeout, root=root)
         return self.reply(verb, result)
 
     def _whole(self, last: str) -> bytes:

@@ -13,14 +13,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import Unreachable
 from .knownhosts import allowed_keys
 from .local import LocalPipes
 from .process import drive, require_argv
-from .rights import remote_command, require_root, require_sudo
+from .rights import may_root, remote_command, require_root, require_sudo
 from .transport import CONNECT_TIMEOUT_S, OUTPUT_LIMIT, Endpoint, Result, printable
 
 #: Status of ssh(1) for a failure of its own.
@@ -45,15 +46,32 @@ OPTIONS = (
     # a dead link ends it after about 10 s, as `ssh` does
     "ServerAliveInterval=2",
     "ServerAliveCountMax=5",
+    # Hosts with GPUs have AES in hardware: less than half the CPU of ChaCha20, which ssh(1) would take first.
+    "Ciphers=^aes128-gcm@openssh.com",
 )
-_running: set[LocalPipes] = set()
+
+
+class _Dialled(NamedTuple):
+    """An ssh(1) that was started ``since`` (time.monotonic), and what it needs while it runs."""
+
+    child: LocalPipes
+    files: contextlib.ExitStack
+    since: float
+
+    def end(self) -> None:
+        self.child.kill()
+        self.files.close()
+
+
+_running: set[_Dialled] = set()
+_begun: dict[Hashable, _Dialled] = {}
 
 
 @atexit.register
 def _leave_none() -> None:
     """After Ctrl-C hosts that do not answer are not waited for; what asks them ends with us."""
-    for child in [*_running]:
-        child.kill()
+    for dialled in [*_running, *_begun.values()]:
+        dialled.end()
 
 
 @contextlib.contextmanager
@@ -103,6 +121,28 @@ def carrier(host: Endpoint) -> Carrier | None:
         return None if words is None else Carrier(host)
 
 
+def begin(host: Endpoint, argv: Sequence[str], *, timeout: float | None, root: bool) -> None:
+    """Start connecting for an `ask` with these very arguments that will come: what is slow here passes beside it."""
+    dialled = _dial(host, argv, timeout, root) if may_root(host) or not root else None
+    if dialled is not None:
+        _begun[_key(host, argv, timeout, root)] = dialled
+
+
+def _key(host: Endpoint, argv: Sequence[str], timeout: float | None, root: bool) -> Hashable:
+    return host.name, host.address, host.port, host.user, tuple(argv), timeout, root
+
+
+def _dial(host: Endpoint, argv: Sequence[str], timeout: float | None, root: bool) -> _Dialled | None:
+    """ssh(1) with the command, waiting for its stdin; None where `ssh_words` is."""
+    with contextlib.ExitStack() as stack:
+        words = stack.enter_context(ssh_words(host))
+        if words is None:
+            return None
+        since = time.monotonic()
+        child = LocalPipes([*words, "--", host.address, remote_command(host, argv, root=root, timeout=timeout)])
+        return _Dialled(child, stack.pop_all(), since)
+
+
 def ask(
     host: Endpoint,
     argv: Sequence[str],
@@ -119,21 +159,19 @@ def ask(
     require_argv(argv)
     if root:
         require_root(host)
-    command = remote_command(host, argv, root=root, timeout=timeout)
-    began = time.monotonic()
-    with ssh_words(host) as words:
-        if words is None:
-            return None
-        child = LocalPipes([*words, "--", host.address, command])
-        _running.add(child)
+    dialled = _begun.pop(_key(host, argv, timeout, root), None) or _dial(host, argv, timeout, root)
+    if dialled is None:
+        return None
+    _running.add(dialled)
+    with dialled.files:
         try:
-            result = drive(child, stdin, timeout=timeout, limit=limit, host=host.name, argv=argv)
+            result = drive(dialled.child, stdin, timeout=timeout, limit=limit, host=host.name, argv=argv)
         finally:
-            _running.discard(child)
+            _running.discard(dialled)
     if result.code != OWN_FAILURE:
         require_sudo(host, result, root)
         return result
-    if time.monotonic() - began >= CONNECT_TIMEOUT_S:
+    if time.monotonic() - dialled.since >= CONNECT_TIMEOUT_S:
         where = f"{host.user}@{host.address}:{host.port}"
         raise Unreachable(f"{host.name}: no connection to {where}: {printable(result.stderr) or 'it does not answer'}")
     return None

@@ -1,4 +1,4 @@
-"""One gzip member whose compression can be changed on the way, and the choice between compressing and not.
+"""What goes over the link: bytes in segments, compressed or as they are, and the choice between the two.
 
 On a link that is faster than a core compresses, compressing is what shipping waits for; on any other it is what makes
 it fast. Which of the two it is, only trying tells: other work on either machine counts too.
@@ -6,10 +6,10 @@ it fast. Which of the two it is, only trying tells: other work on either machine
 
 from __future__ import annotations
 
-import struct
 import time
 import zlib
 
+CHUNK = 1 << 18  # bytes that are packed and sent at once
 LEVEL = 4  # results/ship/levels.txt: a tenth less than level 1 for a third more CPU; 6 takes twice that
 STORED = 0
 #: Bytes of content that one way is tried with: the buffers on the way hold less.
@@ -19,32 +19,33 @@ AGAIN = 256 << 20
 
 
 class Packer:
-    """Deflate blocks of any level behind each other (RFC 1951), one header and one trailer (RFC 1952)."""
+    """Segments: a line ``deflated <n>`` or ``stored <n>``, and n bytes. The deflated ones behind each other are one
+    stream of RFC 1951; there is no checksum, as each blob has its hash and ssh its own.
+    """
 
     def __init__(self) -> None:
-        self._level: int | None = None
         self._deflate = zlib.compressobj(LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-        self._crc = self._size = 0
+        self._waits = False
 
     def pack(self, data: bytes, level: int) -> bytes:
         """What can be sent after ``data``; some of it may follow with a later call."""
-        before = b""
-        if self._level is None:
-            before = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"
-        if level != self._level:
-            if self._level is not None:
-                before += self._deflate.flush(zlib.Z_FULL_FLUSH)  # to a whole byte, and nothing refers back over it
-            self._deflate = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
-            self._level = level
-        self._crc, self._size = zlib.crc32(data, self._crc), self._size + len(data)
-        return before + self._deflate.compress(data)
+        if level == STORED:
+            return self._flushed() + b"stored %d\n" % len(data) + data
+        self._waits = True
+        return _deflated(self._deflate.compress(data))
 
     def finish(self) -> bytes:
-        """The end of the member."""
-        return self.pack(b"", LEVEL if self._level is None else self._level) + self._deflate.flush() + self._trailer()
+        return self._flushed() + b"end\n"
 
-    def _trailer(self) -> bytes:
-        return struct.pack("<LL", self._crc, self._size & 0xFFFFFFFF)
+    def _flushed(self) -> bytes:
+        if not self._waits:
+            return b""
+        self._waits = False
+        return _deflated(self._deflate.flush(zlib.Z_SYNC_FLUSH))
+
+
+def _deflated(data: bytes) -> bytes:
+    return b"deflated %d\n" % len(data) + data if data else b""
 
 
 class Pace:

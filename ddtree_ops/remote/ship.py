@@ -15,22 +15,23 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from .. import host as host_side
 from ..errors import Failed, Unreachable
 from .agent import Agent
 from .local import LocalTransport
-from .pack import Pace, Packer
+from .pack import CHUNK, Pace
+from .pieces import Piece, lots_of, remaining, stream
 from .transport import Result, Transport
 
 T = TypeVar("T")
 #: progress(done, total), in bytes of content.
 Progress = Callable[[int, int], None]
-CHUNK = 1 << 18
 SLICE = 1 << 15
 RECEIVE_TIMEOUT_S = 6 * 3600
 INSTALL_TIMEOUT_S = 3600
@@ -46,7 +47,7 @@ BULK_FROM = 16 << 20  # bytes of content
 BULK_CONNECTIONS = 2
 #: Waits before dialling again, in seconds; a try that brought bytes to the host starts over.
 WAITS_S = (1, 2, 4, 8, 15)
-# Reads the agent from the head of stdin and lets it read the stream behind it: nothing is left on the host.
+# Reads the receiver from the head of stdin and lets it read the stream behind it: nothing is left on the host.
 RECEIVE = """\
 import os, sys, zlib
 size, source = int(sys.argv[1]), b""
@@ -55,7 +56,7 @@ while len(source) < size:
     if not chunk:
         raise SystemExit("the stream was cut")
     source += chunk
-sys.argv = ["ddtree-host", "receive", "--staging", sys.argv[2]]
+del sys.argv[1]
 exec(compile(zlib.decompress(source), "ddtree-host", "exec"))
 """
 
@@ -102,14 +103,6 @@ class Link(Protocol):
         """A faster way there for bulk, None where there is none. Each command of it is a connection of its own."""
 
 
-class Piece(NamedTuple):
-    """A blob, or what is left of it from ``offset`` on."""
-
-    sha256: str
-    offset: int
-    size: int
-
-
 def ship(
     link: Link,
     release: Shippable,
@@ -129,56 +122,6 @@ def ship(
 def staging_of(transport: Transport) -> str | None:
     """The directory on the host that blobs arrive in, kept: what is in it is not sent again. None: this machine."""
     return None if isinstance(transport, LocalTransport) else f"/var/tmp/ddtree-staging-{transport.user}"
-
-
-def remaining(wanted: Mapping[str, int], complete: Sequence[str], partial: Mapping[str, int]) -> list[Piece]:
-    """What is still to be sent of ``wanted`` (sha256 -> size), begun ones first, then from small to large."""
-    done = set(complete)
-    pieces = []
-    for sha256, size in wanted.items():
-        if sha256 not in done:
-            held = partial.get(sha256, 0)
-            pieces.append(Piece(sha256, held if held <= size else 0, size))
-    return sorted(pieces, key=lambda piece: (piece.offset == 0, piece.size, piece.sha256))
-
-
-def lots_of(pieces: Sequence[Piece], count: int) -> list[list[Piece]]:
-    """The pieces in ``count`` lots of about as many bytes, each in the order they were in."""
-    lots: list[list[Piece]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for piece in sorted(pieces, key=lambda piece: piece.offset - piece.size):
-        lightest = loads.index(min(loads))
-        lots[lightest].append(piece)
-        loads[lightest] += piece.size - piece.offset
-    order = {piece: n for n, piece in enumerate(pieces)}
-    return [sorted(lot, key=order.__getitem__) for lot in lots]
-
-
-def stream(
-    pieces: Sequence[Piece], blob: Callable[[str], Path], told: Callable[[int], None], pace: Pace | None = None
-) -> Iterator[bytes]:
-    """The pieces as the host's `receive` reads them, in gzip's form, in constant memory; ``told`` of each chunk.
-
-    Raises Failed when a file is not that long.
-    """
-    packer, pace = Packer(), pace or Pace(may_store=False)
-    for piece in pieces:
-        left = piece.size - piece.offset
-        head = f"{piece.sha256} {piece.offset} {left}\n".encode()
-        path = blob(piece.sha256)
-        with path.open("rb") as file:
-            file.seek(piece.offset)
-            while chunk := file.read(min(CHUNK, left)):
-                left -= len(chunk)
-                yield packer.pack(head + chunk, pace.level)
-                head = b""
-                told(len(chunk))
-                pace.sent(len(chunk))
-        if head:  # an empty file
-            yield packer.pack(head, pace.level)
-        if left:
-            raise Failed(f"{path} is shorter than it was: the cache is damaged", hint="delete it and build again")
-    yield packer.finish()
 
 
 class _Shipment:
@@ -350,18 +293,18 @@ class _Shipment:
         sent: Callable[[int], None],
         may_store: bool = False,
     ) -> list[str]:
-        agent = self._link.agent
-        source = zlib.compress(agent.source.encode())
+        source = zlib.compress(host_side.receiver().encode())
 
         def feed() -> Iterator[bytes]:
             pace = Pace(may_store=may_store)
+            slice_size = CHUNK if may_store else SLICE  # on a slow link little counts as sent that never left
             for chunk in itertools.chain([source], stream(pieces, self._release.blob, told, pace)):
-                for at in range(0, len(chunk), SLICE):  # so that little counts as sent that never left
-                    sent(len(chunk[at : at + SLICE]))
-                    yield chunk[at : at + SLICE]
+                for at in range(0, len(chunk), slice_size):
+                    sent(len(chunk[at : at + slice_size]))
+                    yield chunk[at : at + slice_size]
 
         argv = ["python3", "-I", "-c", RECEIVE, str(len(source)), staging]
-        reply = agent.reply("receive", transport.run(argv, stdin=feed(), timeout=RECEIVE_TIMEOUT_S))
+        reply = self._link.agent.reply("receive", transport.run(argv, stdin=feed(), timeout=RECEIVE_TIMEOUT_S))
         return [sha256 for sha256 in reply["wrong"] if sha256 in self._sizes]
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from ddtree_ops import httpclients
 from ddtree_ops.errors import DdtreeError, Failed
 from ddtree_ops.model import Deployment
 from ddtree_ops.remote.transport import Transport
@@ -25,9 +26,8 @@ _LEFT_OUT = re.compile(r"internal_states|.*_time|.*timestamp.*|uptime|random_see
 
 def server_info(url: str, api_key: str | None) -> dict[str, Any]:
     """``/server_info`` as it is. Raises Failed."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
+        with httpclients.blocking(url, api_key, timeout_s=60) as client:
             reply = client.get("/server_info")
             if reply.status_code == 404:
                 reply = client.get("/get_server_info")

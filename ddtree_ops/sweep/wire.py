@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ddtree_ops.httpclients import REUSED_FOR_S
+
 _COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
 _STEPS = re.compile(rb'"spec_verify_ct": ?(\d+)')
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
@@ -46,6 +48,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
+        self._answered = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -68,9 +71,10 @@ class Connection(asyncio.Protocol):
             self._done.set_exception(RequestFailed(why))
 
     @property
-    def open(self) -> bool:
-        """Whether another request can be sent."""
-        return self._transport is not None and not self._transport.is_closing()
+    def reusable(self) -> bool:
+        """Whether another request can be sent, and not to a server that is about to close for idleness."""
+        fresh = time.monotonic() - self._answered < REUSED_FOR_S
+        return fresh and self._transport is not None and not self._transport.is_closing()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -89,6 +93,7 @@ class Connection(asyncio.Protocol):
         except BaseException:
             self.close()
             raise
+        self._answered = time.monotonic()
         try:
             last = msgspec.json.decode(self._last)
         except msgspec.MsgspecError as error:
@@ -184,14 +189,15 @@ class Client:
         """One streamed request. Raises RequestFailed."""
         connection = await self._connection()
         answer = await connection.post(self._head, msgspec.json.encode({**body, "stream": True}))
-        if connection.open:
+        if connection.reusable:
             self._idle.append(connection)
         return answer
 
     async def _connection(self) -> Connection:
         while self._idle:
-            if (kept := self._idle.pop()).open:
+            if (kept := self._idle.pop()).reusable:
                 return kept
+            kept.close()
         try:
             _, made = await asyncio.get_running_loop().create_connection(Connection, self._host, self._port)
         except OSError as error:

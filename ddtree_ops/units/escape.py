@@ -16,6 +16,16 @@ _UNREADABLE = re.compile(
     "[\ud800-\udfff\ufdd0-\ufdef" + "".join(f"{chr(p << 16 | 0xFFFE)}{chr(p << 16 | 0xFFFF)}" for p in range(17)) + "]"
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_IN_EXEC = str.maketrans(
+    {
+        **{chr(code): f"\\x{code:02x}" for code in (*range(0x20), 0x7F)},
+        "\\": "\\\\",
+        '"': '\\"',
+        "%": "%%",
+        "$": "$$",
+    }
+)
+_IN_FILE = str.maketrans({character: f"\\{character}" for character in '\\"$`'})
 
 
 def exec_word(value: str) -> str:
@@ -24,9 +34,7 @@ def exec_word(value: str) -> str:
     Raises UsageError for newline, NUL, and code points that systemd takes for invalid UTF-8.
     """
     _refuse_lines(value, "an argument")
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    quoted = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", quoted)
-    return '"' + quoted.replace("%", "%%").replace("$", "$$") + '"'
+    return f'"{value.translate(_IN_EXEC)}"'
 
 
 def exec_program(path: str) -> str:
@@ -75,10 +83,12 @@ def environment_file_line(key: str, value: str) -> str:
     if not _VARIABLE.fullmatch(key):
         raise UsageError(f"{key!r} is not the name of an environment variable")
     _refuse_lines(value, f"the variable {key}")
-    return f'{key}="' + re.sub(r'([\\"$`])', r"\\\1", value) + '"'
+    return f'{key}="{value.translate(_IN_FILE)}"'
 
 
 def _refuse_lines(value: str, what: str) -> None:
+    if value.isascii() and value.isprintable():
+        return
     for character, name in (("\n", "a newline"), ("\0", "a NUL")):
         if character in value:
             raise UsageError(f"{what} has {name}: {value[:60]!r}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddtree_ops.data import data_dir
-from ddtree_ops.model.stored import profile_to_json
+from ddtree_ops.model.stored import profile_to_json, two_space_json
 from ddtree_ops.model.types import Deployment
 from ddtree_ops.units import escape
 from ddtree_ops.units.launch import API_KEY, launch, release_path, uses_gpus
@@ -55,7 +54,7 @@ def render(deployment: Deployment, release_id: str, generation: int) -> Rendered
         {
             "unit": unit,
             "env": _template(ENV).render(**shared, env=started.env),
-            "process.json": json.dumps(started._asdict(), ensure_ascii=False, indent=2, sort_keys=True) + "\n",
+            "process.json": two_space_json(started._asdict()),
             "profile.json": profile_to_json(profile),
         }
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, TypeAlias
 
 JSON: TypeAlias = "dict[str, Any]"
@@ -244,3 +245,15 @@ def safe_json(value: Any, known: tuple[str, ...] = ()) -> Any:
     if isinstance(value, list):
         return [safe_json(item, known) for item in value]
     return {safe(key): safe_json(item, known) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def answer(act: Callable[[], JSON]) -> int:
+    """Run it and print its reply, or its error, as the one JSON document. Exit status 0 when a reply was written."""
+    os.umask(0o022)
+    try:
+        reply = {"ok": True, **act()}
+    except Exception as error:  # the client gets a kind and a message, never a traceback
+        told = as_error(error)
+        reply = {"ok": False, "error": {"kind": told.kind, "message": safe(told.message), "hint": "", **told.more}}
+    print(json.dumps(reply))
+    return 0

@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable
 
 from .applier import Applier
-from .base import JSON, NAME, HostError, absolute, as_error, named, safe
+from .base import JSON, NAME, HostError, absolute, answer, named
 from .engine import supervise
 from .facts import collect, generation, history, logs, probe, status
 from .guard import guard
 from .keeping import prune, releases
 from .releases import install, missing
 from .service import Service
-from .store import receive, staged
+from .staging import staged
 from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock, verdict
 
 VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
@@ -26,18 +26,6 @@ VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "guard": guard,
     "stop": power, "start": power, "restart": power,
 }  # fmt: skip
-
-
-def answer(act: Callable[[], JSON]) -> int:
-    """Run it and print its reply, or its error, as the one JSON document. Exit status 0 when a reply was written."""
-    os.umask(0o022)
-    try:
-        reply = {"ok": True, **act()}
-    except Exception as error:  # the client gets a kind and a message, never a traceback
-        told = as_error(error)
-        reply = {"ok": False, "error": {"kind": told.kind, "message": safe(told.message), "hint": "", **told.more}}
-    print(json.dumps(reply))
-    return 0
 
 
 def main_request(text: str) -> int:
@@ -61,22 +49,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ddtree-host", description="The host's half of ddtree-ops.", allow_abbrev=False
     )
-    parser.add_argument(
-        "verb", choices=("run", "follow", "supervise", "receive", "recover", "status", "history", "logs")
-    )
+    parser.add_argument("verb", choices=("run", "follow", "supervise", "recover", "status", "history", "logs"))
     parser.add_argument("--root", default="/opt/ddtree")
     parser.add_argument("--service")
     parser.add_argument("--txn")
     parser.add_argument("--offset", type=int, default=0)
-    parser.add_argument("--staging")
     parser.add_argument("--supervisor")
     parser.add_argument("--unit-dir")
     parser.add_argument("--reason", default="asked for on the host")
     parser.add_argument("--boot", action="store_true")
     given = parser.parse_args(argv)
     os.umask(0o022)
-    if given.verb == "receive":
-        return answer(lambda: receive(absolute(given.staging, "staging"), 0))
     root = absolute(given.root, "root")
 
     def service() -> Service:

@@ -14,7 +14,7 @@ from .facts import history
 from .making import erase
 from .releases import installed, releases_lock
 from .service import Service
-from .store import settled_size
+from .staging import PACK, settled_size
 from .system import pids
 
 STALE_S = 3600  # staging that was touched later may be an upload between two of its tries
@@ -184,7 +184,7 @@ def clear_staging(path: Path) -> None:
         try:
             for name in os.listdir(fd):  # noqa: PTH208  of the descriptor, whatever the path is by now
                 sha, _, suffix = name.partition(".")
-                if SHA256.fullmatch(sha) and suffix in ("", "part"):
+                if PACK.fullmatch(name) or (SHA256.fullmatch(sha) and suffix in ("", "part")):
                     if suffix:
                         settled_size(name, fd)
                     os.unlink(name, dir_fd=fd)

@@ -28,7 +28,7 @@ SMOKE = {
 
 
 class Manifest:
-    """A manifest whose every word was checked. ``files``: path -> (sha256, size, mode)."""
+    """A manifest whose every word was checked. ``files``: path -> (sha256, size, mode); ``blobs``: sha256 -> size."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Manifest:
         requirements: list[str],
     ) -> None:
         self.id, self.text, self.files, self.smoke, self.requirements = id, text, files, smoke, requirements
+        self.blobs = {sha: size for sha, size, _ in files.values()}
 
     @classmethod
     def of(cls, given: JSON) -> Manifest:
@@ -61,11 +62,6 @@ class Manifest:
     @property
     def python(self) -> str:
         return str(self.text["requires"]["python"])
-
-    @property
-    def blobs(self) -> dict[str, int]:
-        """sha256 -> size"""
-        return {sha: size for sha, size, _ in self.files.values()}
 
 
 def release_path(path: Any, python: str) -> str:

@@ -14,7 +14,8 @@ from .fitting import fitting_python
 from .making import build_release, erase
 from .manifest import Manifest
 from .service import Service
-from .store import has_blob, ingest, staging_facts
+from .staging import staging_facts
+from .store import has_blob, ingest
 
 BLOCK = 4096
 RESERVED = 32 << 20  # bytes left free beside what a release needs

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx
 
+from ddtree_ops import httpclients
+
 JSON = dict[str, Any]
 
 
@@ -32,8 +34,7 @@ class Asker:
     """One server's client. Nothing here raises for what the server does; time-outs answer with status 0."""
 
     def __init__(self, url: str, connections: int = 64) -> None:
-        limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-        self.client = httpx.AsyncClient(base_url=url, timeout=120.0, trust_env=False, limits=limits)
+        self.client = httpclients.concurrent(url, None, connections=connections, timeout_s=120)
 
     async def post(self, path: str, body: JSON) -> Answer:
         return await self._ask("POST", path, body)

@@ -404,3 +404,13 @@ def test_a_unit_of_the_distribution_is_drift(ct200: Deployment) -> None:
     unit = {"path": UNIT, "fragment": "/usr/lib/systemd/system/x.service"}
     seen = facts(empty_host(drift=["a unit of this name exists and is not ours"], unit=unit))
     assert find_drift(seen, "systemd") == ["/usr/lib/systemd/system/x.service exists and ddtree did not make it"]
+
+
+def test_a_base_that_no_gpu_has_proven_is_named_in_every_plan(ct200: Deployment) -> None:
+    profile = msgspec.structs.replace(ct200.profile, release_base="sglang-0.5.23")
+    newest = msgspec.structs.replace(ct200, profile=profile)
+    said = "release_base sglang-0.5.23: No GPU has run it"
+    assert any(note.startswith(said) for note in make_plan(newest, RELEASE, facts(empty_host())).notes)
+    runs = make_plan(newest, RELEASE, facts(deployed_host(newest)))
+    assert not runs.changes and any(note.startswith(said) for note in runs.notes)
+    assert not any("No GPU" in note for note in make_plan(ct200, RELEASE, facts(empty_host())).notes)

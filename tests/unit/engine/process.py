@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from ddtree_ops import httpclients
+
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -29,7 +31,7 @@ class Engine:
                 stdout=output,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        self.client = httpx.Client(timeout=20)
+        self.client = httpclients.blocking("", None, timeout_s=20)
 
     def wait_ready(self) -> Engine:
         until(lambda: "ready on" in self.log.read_text() or self.process.poll() is not None, 60)

@@ -40,6 +40,7 @@ class Toy:
         self.info: Json = {"speculative_algorithm": "DDTREE", "speculative_ddtree_budget": 8, "vocab_size": VOCAB}
         self.gap = 0.7
         self.accept = 4
+        self.takes_s = 0.004
         self.cache_hits = True
         self.one_namespace = False
         self.include_stop = True
@@ -86,7 +87,7 @@ class Toy:
         with self._lock:
             self._in_flight += 1
             in_flight = self._in_flight
-        time.sleep(0.004)
+        time.sleep(self.takes_s)
         key = "one" if self.one_namespace else request["extra_key"]
         cached = self._cached(key, prompt)
         stops = {EOS, *request["sampling_params"].get("stop_token_ids", [])}

@@ -6,6 +6,7 @@ import ast
 import json
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_ops.host import PARTS, sha256, source
+from ddtree_ops.doctor import collector
+from ddtree_ops.host import PARTS, _bound, joined, sha256, source
 from ddtree_ops.host.agent import base
 from ddtree_ops.host.agent.base import safe
 
@@ -35,6 +37,13 @@ def test_the_parts_make_one_file_without_imports_of_ours() -> None:
     assert not any(isinstance(node, ast.ImportFrom) and node.level for node in imports)
     files = {path.stem for path in Path(base.__file__).parent.glob("*.py")}
     assert files == {"__init__", *PARTS}
+
+
+@pytest.mark.parametrize("text", [source(), joined("collector", collector.PARTS)], ids=["agent", "collector"])
+def test_no_part_takes_a_name_of_another(text: str) -> None:
+    """They share one module: the later one would be called for both, whatever the types said of each part."""
+    named = Counter(name for node in ast.parse(text).body for name in _bound(node))
+    assert [name for name, times in named.items() if times > 1] == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gzip
 import hashlib
 import json
 import os
@@ -21,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddtree_ops.host import source
-from ddtree_ops.host.agent import store
+from ddtree_ops.host import receiver
+from ddtree_ops.host.agent import staging as stage
 from ddtree_ops.host.agent.base import HostError
+from ddtree_ops.remote.pack import LEVEL, Packer
 
 from .box import Box, Refused
 
@@ -41,11 +41,17 @@ def frame(data: bytes, offset: int = 0, name: str = "") -> bytes:
     return f"{name or sha(data)} {offset} {len(data) - offset}\n".encode() + data[offset:]
 
 
+def wire(data: bytes) -> bytes:
+    """As the client sends it."""
+    packer = Packer()
+    return packer.pack(data, LEVEL) + packer.finish()
+
+
 def begin(staging: Path) -> subprocess.Popen[bytes]:
     """A receiver as the client starts one before anything is installed: the script itself, the stream on stdin."""
     script = staging.with_name("ddtree-host")
-    script.write_text(source())
-    argv = [sys.executable, "-I", str(script), "receive", "--staging", str(staging)]
+    script.write_text(receiver())
+    argv = [sys.executable, "-I", str(script), str(staging)]
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -56,11 +62,24 @@ def receive(staging: Path, stream: bytes) -> JSON:
 
 
 def send(staging: Path, *blobs: bytes) -> JSON:
-    return receive(staging, gzip.compress(b"".join(map(frame, blobs))))
+    return receive(staging, wire(b"".join(map(frame, blobs))))
+
+
+def contents(staging: Path) -> dict[str, bytes]:
+    """What is in staging by name, what is in its packs as if it were files."""
+    found = {}
+    for path in staging.iterdir():
+        data = path.read_bytes()
+        if stage.PACK.fullmatch(path.name):
+            rows = list(stage.entries_of(os.open(path, os.O_RDONLY)))
+            found |= {name: data[at : at + length] for name, at, length in rows}
+        else:
+            found[path.name] = data
+    return found
 
 
 def listing(staging: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in staging.iterdir()}
+    return {name: len(data) for name, data in contents(staging).items()}
 
 
 def test_whole_blobs_get_their_names(tmp_path: Path) -> None:
@@ -78,7 +97,7 @@ def test_receivers_that_start_at_once_share_one_staging(tmp_path: Path) -> None:
 
             def one(path: Path, ready: threading.Barrier) -> int:
                 ready.wait()
-                return store.own_staging(path, create=True)
+                return stage.own_staging(path, create=True)
 
             for fd in pool.map(one, [tmp_path / str(n)] * 8, [ready] * 8):
                 os.close(fd)
@@ -86,13 +105,13 @@ def test_receivers_that_start_at_once_share_one_staging(tmp_path: Path) -> None:
 
 def test_a_cut_blob_goes_on_at_its_byte(tmp_path: Path) -> None:
     staging = tmp_path / "staging"
-    stream = gzip.compress(frame(SMALL) + frame(BIG))
+    stream = wire(frame(SMALL) + frame(BIG))
     assert "cut" in receive(staging, stream[: len(stream) // 2])["error"]["message"]
-    there = store.staging_facts(staging)
+    there = stage.staging_facts(staging)
     assert there["complete"] == [sha(SMALL)]
     held = there["partial"][sha(BIG)]
     assert 100_000 < held < len(BIG)
-    assert receive(staging, gzip.compress(frame(BIG, held)))["received"] == 1
+    assert receive(staging, wire(frame(BIG, held)))["received"] == 1
     assert (staging / sha(BIG)).read_bytes() == BIG
 
 
@@ -103,18 +122,18 @@ def test_any_cuts_end_in_the_same_blobs(tmp_path_factory: pytest.TempPathFactory
     staging = tmp_path_factory.mktemp("cuts") / "staging"
     blobs = {sha(data): data for data in (b"", b"x", BIG[:777], BIG[:70_000])}
     for cut in [*cuts, None]:
-        there = store.staging_facts(staging)
+        there = stage.staging_facts(staging)
         left = [
             frame(data, there["partial"].get(key, 0)) for key, data in blobs.items() if key not in there["complete"]
         ]
-        stream = gzip.compress(b"".join(left))
+        stream = wire(b"".join(left))
         read, write = os.pipe()
         with contextlib.suppress(HostError), os.fdopen(read, "rb"):
             fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 1 << 20)
             os.write(write, stream if cut is None else stream[: len(stream) * cut // 1000])
             os.close(write)
-            store.receive(staging, read)
-    assert {key: (staging / key).read_bytes() for key in blobs} == blobs
+            stage.receive(staging, read)
+    assert contents(staging) == blobs
 
 
 def test_what_is_longer_or_other_than_it_should_be_is_sent_anew(tmp_path: Path) -> None:
@@ -123,17 +142,17 @@ def test_what_is_longer_or_other_than_it_should_be_is_sent_anew(tmp_path: Path) 
     part = staging / f"{sha(BIG)}.part"
     send(staging)
     part.write_bytes(BIG[:200_000])
-    assert receive(staging, gzip.compress(frame(BIG, 100_000)))["received"] == 1
+    assert receive(staging, wire(frame(BIG, 100_000)))["received"] == 1
     (staging / sha(BIG)).unlink()
     for content, offset in ((BIG[:99_999], 100_000), (bytes(100_000), 100_000)):
         part.write_bytes(content)
-        assert receive(staging, gzip.compress(frame(BIG, offset) + frame(SMALL)))["wrong"] == [sha(BIG)]
+        assert receive(staging, wire(frame(BIG, offset) + frame(SMALL)))["wrong"] == [sha(BIG)]
         assert listing(staging) == {sha(SMALL): len(SMALL)}
 
 
 def test_a_lie_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
     staging = tmp_path / "staging"
-    stream = gzip.compress(frame(BIG, name=sha(b"other")) + frame(SMALL))
+    stream = wire(frame(BIG, name=sha(b"other")) + frame(SMALL))
     assert receive(staging, stream) == {"ok": True, "received": 1, "wrong": [sha(b"other")]}
     assert listing(staging) == {sha(SMALL): len(SMALL)}
 
@@ -142,14 +161,18 @@ def test_a_lie_is_told_and_the_rest_is_kept(tmp_path: Path) -> None:
     "stream",
     [
         pytest.param(b"", id="empty"),
-        pytest.param(b"no gzip", id="no gzip"),
-        pytest.param(gzip.compress(frame(SMALL))[:-1], id="cut"),
-        pytest.param(gzip.compress(frame(SMALL))[:-8] + bytes(8), id="wrong checksum"),
-        pytest.param(gzip.compress(b"../../etc/passwd 0 1\nx"), id="a path for a name"),
-        pytest.param(gzip.compress(f"{sha(b'x')} -1 1\nx".encode()), id="begins before it begins"),
-        pytest.param(gzip.compress(f"{sha(b'x')} 0 999\nx".encode()), id="less than it says"),
-        pytest.param(gzip.compress(b"x" * 5000), id="a head without end"),
-        pytest.param(gzip.compress(f"{sha(b'x')}.part 0 1\nx".encode()), id="the name of a part"),
+        pytest.param(b"no segment\nend\n", id="no segment"),
+        pytest.param(b"x" * 5000, id="no line"),
+        pytest.param(b"stored 9" * 5000, id="a segment without an end of its line"),
+        pytest.param(b"stored -5\nend\n", id="less than nothing"),
+        pytest.param(b"deflated 9\nnot this.end\n", id="not deflated"),
+        pytest.param(wire(frame(SMALL))[:-1], id="cut"),
+        pytest.param(wire(frame(SMALL))[:-4], id="no end"),
+        pytest.param(wire(b"../../etc/passwd 0 1\nx"), id="a path for a name"),
+        pytest.param(wire(f"{sha(b'x')} -1 1\nx".encode()), id="begins before it begins"),
+        pytest.param(wire(f"{sha(b'x')} 0 999\nx".encode()), id="less than it says"),
+        pytest.param(wire(b"x" * 5000), id="a head without end"),
+        pytest.param(wire(f"{sha(b'x')}.part 0 1\nx".encode()), id="the name of a part"),
     ],
 )
 def test_a_damaged_stream_is_refused(tmp_path: Path, stream: bytes) -> None:
@@ -170,10 +193,10 @@ def test_links_planted_in_staging_lead_nowhere(tmp_path: Path) -> None:
         (staging / f"{sha(BIG)}.part").unlink()
     os.mkfifo(staging / f"{sha(BIG)}.part")
     assert "wrong" not in send(staging, BIG)
-    assert store.staging_facts(staging) == {"complete": [], "partial": {}}
+    assert stage.staging_facts(staging) == {"complete": [], "partial": {}}
     (tmp_path / "link").symlink_to(staging)
-    assert "not a directory" in receive(tmp_path / "link", gzip.compress(b""))["error"]["message"]
-    assert store.staging_facts(tmp_path / "nowhere") == {"complete": [], "partial": {}}
+    assert "not a directory" in receive(tmp_path / "link", wire(b""))["error"]["message"]
+    assert stage.staging_facts(tmp_path / "nowhere") == {"complete": [], "partial": {}}
 
 
 @pytest.fixture
@@ -181,7 +204,7 @@ def under_way(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A receiver in the middle of BIG: half of it came, and the link is silent."""
     receiver = begin(tmp_path / "staging")
     assert receiver.stdin is not None
-    stream = gzip.compress(frame(BIG))
+    stream = wire(frame(BIG))
     receiver.stdin.write(stream[: len(stream) // 2])
     receiver.stdin.flush()
     deadline = time.monotonic() + 10
@@ -196,21 +219,21 @@ def under_way(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_the_receiver_of_a_dead_link_is_waited_for(under_way: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """It ends by itself after a silence, and its bytes count."""
     began = time.monotonic()
-    held = store.staging_facts(tmp_path / "staging")["partial"][sha(BIG)]
-    assert store.IDLE_S - 2 < time.monotonic() - began < store.IDLE_S + 3
+    held = stage.staging_facts(tmp_path / "staging")["partial"][sha(BIG)]
+    assert stage.IDLE_S - 2 < time.monotonic() - began < stage.IDLE_S + 3
     assert held > 100_000
     assert "no byte came" in json.loads(under_way.communicate()[0])["error"]["message"]
 
 
 def test_an_upload_that_is_fed_is_not_disturbed(under_way: subprocess.Popen[bytes], tmp_path: Path) -> None:
     assert under_way.stdin is not None
-    rest = gzip.compress(frame(BIG))
+    rest = wire(frame(BIG))
     rest = rest[len(rest) // 2 :]
     assert send(tmp_path / "staging", BIG)["error"]["kind"] == "locked"
     told: list[str] = []
     reader = subprocess.Popen(
-        [sys.executable, "-c", f"from ddtree_ops.host.agent import store; from pathlib import Path\n"
-         f"try: store.staging_facts(Path({str(tmp_path / 'staging')!r}))\nexcept store.HostError as e: print(e.kind)"],
+        [sys.executable, "-c", f"from ddtree_ops.host.agent import staging as stage; from pathlib import Path\n"
+         f"try: stage.staging_facts(Path({str(tmp_path / 'staging')!r}))\nexcept stage.HostError as e: print(e.kind)"],
         stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     while reader.poll() is None and len(rest) > 1000:
@@ -227,14 +250,14 @@ def test_an_upload_that_is_fed_is_not_disturbed(under_way: subprocess.Popen[byte
 def test_a_write_error_gives_back_what_it_took(tmp_path: Path) -> None:
     """A limit on a file's size stands for a full disk here: the same path, without a file system of its own."""
     script = tmp_path / "ddtree-host"
-    script.write_text(source())
+    script.write_text(receiver())
     limited = (
         "import resource, runpy, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100000, 100000))\n"
-        f"sys.argv = ['ddtree-host', 'receive', '--staging', {str(tmp_path / 'staging')!r}]\n"
+        f"sys.argv = ['ddtree-host', {str(tmp_path / 'staging')!r}]\n"
         f"runpy.run_path({str(script)!r}, run_name='__main__')"
     )
-    stream = gzip.compress(frame(SMALL) + frame(BIG))
+    stream = wire(frame(SMALL) + frame(BIG))
     done = subprocess.run([sys.executable, "-c", limited], input=stream, capture_output=True, check=True)
     assert "File too large" in json.loads(done.stdout)["error"]["message"]
     assert listing(tmp_path / "staging") == {sha(SMALL): len(SMALL)}
@@ -276,6 +299,67 @@ def test_only_what_was_hashed_gets_into_the_store(box: Box, tmp_path: Path) -> N
     (staging / sha(SMALL)).write_bytes(SMALL)
     assert install(box, staging, SMALL, BIG)["installed"]
     assert (box.root / "store" / sha(BIG)[:2] / sha(BIG)).stat().st_nlink == 1
+
+
+def packed(staging: Path) -> Path:
+    """The one pack of a staging directory."""
+    (pack,) = (path for path in staging.iterdir() if stage.PACK.fullmatch(path.name))
+    return pack
+
+
+def test_small_blobs_travel_in_a_pack_and_are_hashed_by_root(box: Box, tmp_path: Path) -> None:
+    staging, blobs = tmp_path / "staging", [b"%d" % n for n in range(300)]
+    assert send(staging, BIG, *blobs)["received"] == 301
+    assert len(list(staging.iterdir())) == 2
+    pack = packed(staging)
+    data = bytearray(pack.read_bytes())
+    data[data.index(b" 3\n299") + 3] = ord("x")  # what the SSH user, or its disk, does to it
+    pack.write_bytes(data)
+    assert install(box, staging, BIG, *blobs) == {"installed": None, "missing": [], "wrong": [sha(b"299")]}
+    assert list(staging.iterdir()) == []
+    assert send(staging, b"299", b"of another release")["received"] == 2
+    assert install(box, staging, BIG, *blobs)["installed"]
+    kept = {path.name: path.read_bytes() for path in (box.root / "store").rglob("*") if path.is_file()}
+    assert kept == {sha(blob): blob for blob in (BIG, *blobs)}
+    assert contents(staging).keys() == {sha(b"299"), sha(b"of another release")}
+
+
+def test_what_is_cut_off_or_odd_in_a_pack_was_never_there(box: Box, tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    send(staging, SMALL, b"other")
+    pack = packed(staging)
+    whole = pack.read_bytes()
+    odd = f"{sha(BIG)} 999999\n".encode(), b"x" * 100, f"../../etc {'0' * 70} 1\n".encode(), b"\n"
+    for data in (whole[:-1], *(whole[: -len(f"{sha(b'other')} 5\nother")] + more for more in odd)):
+        pack.write_bytes(data)
+        assert stage.staging_facts(staging) == {"complete": [sha(SMALL)], "partial": {}}
+        assert install(box, staging, SMALL, b"other")["missing"] == [sha(b"other")]
+    pack.write_bytes(whole)
+    assert install(box, staging, SMALL, b"other")["installed"]
+
+
+def test_a_pack_that_is_none_of_the_users_is_refused(box: Box, tmp_path: Path) -> None:
+    staging, outside = tmp_path / "staging", tmp_path / "outside"
+    staging.mkdir(0o700)
+    outside.write_bytes(f"{sha(SMALL)} {len(SMALL)}\n".encode() + SMALL)
+    pack = staging / "pack.00000000"
+    pack.symlink_to(outside)
+    with pytest.raises(Refused, match="symbolic"):
+        install(box, staging, SMALL)
+    pack.unlink()
+    os.mkfifo(pack)
+    with pytest.raises(Refused, match="not a regular file"):
+        install(box, staging, SMALL)
+    assert outside.exists()
+
+
+def test_a_pack_that_is_being_filled_is_left_alone(box: Box, tmp_path: Path) -> None:
+    staging = tmp_path / "staging"
+    send(staging, SMALL)
+    with packed(staging).open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert install(box, staging, SMALL)["installed"]
+        assert packed(staging).exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")

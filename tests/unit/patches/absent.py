@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import pickle
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,17 +20,21 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 #: absent, and called while SGLang is being imported: the standard library's nearest
-LIKE: dict[str, ModuleType] = {"dill": pickle, "uvloop": ModuleType("uvloop")}
+LIKE: dict[str, ModuleType] = {"dill": pickle, "regex": re, "uvloop": ModuleType("uvloop")}
 LIKE["uvloop"].__dict__["EventLoopPolicy"] = asyncio.DefaultEventLoopPolicy
 
 #: triton's way to its device: there is none
 LACKING = {"driver"}
+#: a list of transformers', by a name that looks like one of Python's
+LISTS = {"__class_validators__"}
 
 
 class _Meta(type):
     """Classes that answer any attribute, item, call or operator with one of themselves."""
 
     def __getattr__(cls, name: str) -> Any:
+        if name in LISTS:
+            return []
         if name in LACKING or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
         return _inert(name)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .bases import here
+
 
 def triton_backend(
     pool: Any,
@@ -30,31 +32,25 @@ def triton_backend(
     model = SimpleNamespace(
         attention_arch=arch or AttentionArch.MHA,
         get_max_num_attention_heads=lambda: heads,
-        get_num_kv_heads=lambda tp: kv_heads,
+        get_num_kv_heads=lambda *_: kv_heads,
         v_head_dim=v_head_dim,
         swa_v_head_dim=v_head_dim,
         context_len=context_len,
-        hf_config=SimpleNamespace(architectures=[]),
+        hf_config=SimpleNamespace(architectures=["Toy"]),
         is_encoder_decoder=False,
         linear_attn_registry_result=None,
     )
     model.hf_config.get_text_config = lambda: model.hf_config
-    return TritonAttnBackend(
-        SimpleNamespace(
-            req_to_token_pool=SimpleNamespace(size=table.shape[0] - 1, req_to_token=table),
-            token_to_kv_pool=pool,
-            token_to_kv_pool_allocator=SimpleNamespace(),
-            sliding_window_size=window,
-            model_config=model,
-            page_size=page_size,
-            device="cpu",
-            gpu_id=0,
-            is_draft_worker=False,
-            server_args=SimpleNamespace(
-                triton_attention_num_kv_splits=8,
-                chunked_prefill_size=64,
-                enable_deterministic_inference=False,
-                triton_attention_split_tile_size=None,
-            ),
-        )
+    runner = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(size=table.shape[0] - 1, req_to_token=table),
+        token_to_kv_pool=pool,
+        token_to_kv_pool_allocator=SimpleNamespace(),
+        sliding_window_size=window,
+        model_config=model,
+        page_size=page_size,
+        device="cpu",
+        gpu_id=0,
+        is_draft_worker=False,
     )
+    here().backend_runner(runner)
+    return TritonAttnBackend(runner)

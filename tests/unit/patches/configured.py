@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from .bases import here
+
 
 @contextmanager
 def configured(*, alone: bool = True, **arguments: Any) -> Iterator[Any]:
     """As if a server had been started with these arguments, on one rank; not ``alone``: on the ranks that there are."""
     from sglang.srt.runtime_context import get_context, get_parallel
 
-    groups = ("tp", "pp", "attn_tp", "attn_dp", "attn_cp", "moe_ep", "moe_tp", "moe_dp")
-    one = {f"{group}_{kind}": int(kind == "size") for group in groups for kind in ("size", "rank")}
+    one = here().alone()
     with (
         get_context().override_server_args(**arguments) as server_args,
         get_parallel().override(**one if alone else {}),

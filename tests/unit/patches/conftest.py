@@ -1,52 +1,62 @@
-"""SGLang as released and as patched: two trees for all tests here, made once."""
+"""SGLang as released and as patched: the trees of each base that tests here ask for, made once."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from .trees import Tree, patched_tree, stock_tree, triton_tree
+from .trees import BASE, Forest, Tree
 
 
 @pytest.fixture(scope="session")
-def stock_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stock_tree(tmp_path_factory.mktemp("stock"))
+def forests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Forest]]:
+    made: dict[str, Forest] = {}
+
+    def of(base: str) -> Forest:
+        if base not in made:
+            made[base] = Forest(base, tmp_path_factory.mktemp(base))
+        return made[base]
+
+    yield of
+    for forest in made.values():
+        forest.end()
 
 
-@pytest.fixture(scope="session")
-def stock(stock_site: Path) -> Iterator[Tree]:
+@pytest.fixture
+def base(request: pytest.FixtureRequest) -> str:
+    """Chosen by the marks of `marks`."""
+    return str(getattr(request, "param", BASE))
+
+
+@pytest.fixture
+def forest(base: str, forests: Callable[[str], Forest]) -> Forest:
+    return forests(base)
+
+
+@pytest.fixture
+def stock(forest: Forest) -> Tree:
     """As released: where a test's fault must show."""
-    tree = Tree("stock", stock_site)
-    yield tree
-    tree.end()
+    return forest.stock
 
 
-@pytest.fixture(scope="session")
-def patched_site(stock_site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return patched_tree(stock_site, tmp_path_factory.mktemp("patched") / "site")
+@pytest.fixture
+def patched_site(forest: Forest) -> Path:
+    return forest.patched_site
 
 
-@pytest.fixture(scope="session")
-def patched(patched_site: Path) -> Iterator[Tree]:
-    tree = Tree("patched", patched_site)
-    yield tree
-    tree.end()
+@pytest.fixture
+def patched(forest: Forest) -> Tree:
+    return forest.patched
 
 
-@pytest.fixture(scope="session")
-def triton_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    triton = triton_tree(tmp_path_factory.mktemp("triton"))
-    yield triton
-    # 600 MB that pytest would keep for three sessions
-    shutil.rmtree(triton)
+@pytest.fixture
+def triton_site(forest: Forest) -> Path:
+    return forest.triton_site
 
 
-@pytest.fixture(scope="session")
-def interpreted(patched_site: Path, triton_site: Path) -> Iterator[Tree]:
+@pytest.fixture
+def interpreted(forest: Forest) -> Tree:
     """As patched, with Triton's interpreter: kernels compute."""
-    tree = Tree("interpreted", patched_site, triton_site)
-    yield tree
-    tree.end()
+    return forest.interpreted

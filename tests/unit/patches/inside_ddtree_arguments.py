@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from .bases import here
 from .configured import configured
 
 GIVEN: dict[str, Any] = {
@@ -33,16 +35,14 @@ def resolved(block_size: int | None, arguments: dict[str, Any], environment: dic
     for name, switch in switches.items():
         switch.set(environment[name] == "1")
     try:
-        with configured(**{**GIVEN, **arguments}) as server_args:
-            # as it is when the hook runs, before the arguments are sealed
-            vars(server_args)["_declarations_materialized"] = False
+        with here().resolving({**GIVEN, **arguments}) as (server_args, resolution):
             try:
                 handle_speculative_decoding(server_args)
             except ValueError as error:
                 return {"refused": str(error)}
             names = ("num_draft_tokens", "dflash_block_size", "eagle_topk", "num_steps", "ddtree_budget", "ddtree_topk")
-            return {name: getattr(server_args, f"speculative_{name}") for name in names} | {
-                "draft_backend": server_args.speculative_draft_attention_backend
+            return {name: resolution(f"speculative_{name}") for name in names} | {
+                "draft_backend": resolution("speculative_draft_attention_backend")
             }
     finally:
         for switch in switches.values():
@@ -69,10 +69,9 @@ def refused_target(change: dict[str, Any]) -> list[str]:
             model=SimpleNamespace(
                 lm_head=SimpleNamespace(**{"num_added_embeddings": 0, "tp_size": 2, **named.get("head", {})})
             ),
-            ps=SimpleNamespace(tp_size=2),
-            server_args=SimpleNamespace(speculative_ddtree_topk=named.get("topk", 8)),
         )
-        return list(ddtree_args.unsupported_runner(runner))
+        with here().of_two_ranks(runner, named.get("topk", 8)):
+            return list(ddtree_args.unsupported_runner(runner))
     finally:
         hybrid_arch.mambaish_config = kept
 
@@ -87,21 +86,21 @@ def widths() -> dict[str, Any]:
     arguments = {**GIVEN, "speculative_num_draft_tokens": 17, "speculative_dflash_block_size": 8}
     with configured(**arguments) as server_args:
         algorithm = SpeculativeAlgorithm.from_string("ddtree")
+        given = here().handed(server_args)
         told: dict[str, Any] = {
             "predicates": [algorithm.is_ddtree(), algorithm.is_dflash_family(), algorithm.is_dflash()],
             "plugin": CustomSpecAlgo.is_ddtree(SimpleNamespace()),
             "worker": algorithm.create_worker(server_args).__name__,
-            "relay": spec_need_hidden_states(server_args),
+            "relay": spec_need_hidden_states(*given),
         }
         for name, draft in (("target", False), ("draft", True)):
-            width = resolve_num_tokens_per_req(
-                phase="target_verify", server_args=server_args, spec_algorithm=algorithm, is_draft_worker=draft
-            )
+            asked = partial(resolve_num_tokens_per_req, spec_algorithm=algorithm, is_draft_worker=draft)
+            width = here().verify_width(asked, server_args)
             mask = torch.ones(10, dtype=torch.bool)
-            dummy = create_dummy_verify_input(algorithm, server_args, mask, width, draft)
+            dummy = create_dummy_verify_input(algorithm, *given, mask, width, draft)
             told[name] = [width, type(dummy).__name__, dummy.draft_token_num, dummy.custom_mask is mask]
         try:
-            create_dummy_verify_input(algorithm, server_args, None, 17, False)
+            create_dummy_verify_input(algorithm, *given, None, 17, False)
         except ValueError as error:
             told["maskless"] = str(error)
     return told

@@ -10,6 +10,7 @@ import torch
 
 from ddtree_ops.engine.tree import shape_of
 
+from .bases import here
 from .configured import configured
 
 CONTEXT = 64
@@ -23,11 +24,7 @@ def reserved(arguments: dict[str, Any], committed: int) -> dict[str, int]:
     asked: list[dict[str, Any]] = []
     dflash_info_v2.alloc_for_spec_decode = lambda *_, **given: asked.append(given)
     with configured(**{"speculative_num_steps": 1, "speculative_eagle_topk": 1, "page_size": 1, **arguments}) as given:
-        req = SimpleNamespace(
-            kv_committed_len=committed,
-            kv=SimpleNamespace(kv_allocated_len=committed),
-            sampling_params=SimpleNamespace(top_k=1),
-        )
+        req = here().request(committed, sampling_params=SimpleNamespace(top_k=1))
         batch = SimpleNamespace(
             device="cpu",
             batch_size=lambda: 1,
@@ -35,13 +32,14 @@ def reserved(arguments: dict[str, Any], committed: int) -> dict[str, int]:
             tree_cache=None,
             req_to_token_pool=None,
             req_pool_indices=torch.zeros(1),
-            token_to_kv_pool_allocator=SimpleNamespace(page_size=given.page_size),
+            token_to_kv_pool_allocator=SimpleNamespace(page_size=arguments.get("page_size", 1)),
+            maybe_evict_swa=lambda: None,
         )
         dflash_info_v2.DFlashDraftInputV2.create_idle_input("cpu").prepare_for_decode(batch)
         return {
             "end": int(asked[0]["nxt_kv_lens_cpu"][0]),
-            "row": CONTEXT + get_req_to_token_extra_context_len(given),
-            "admitted": get_alloc_reserve_per_decode(given),
+            "row": CONTEXT + get_req_to_token_extra_context_len(*here().handed(given)),
+            "admitted": get_alloc_reserve_per_decode(*here().handed(given)),
         }
 
 
@@ -92,16 +90,16 @@ def accept_rate(arguments: dict[str, Any], accepted: int, steps: int) -> dict[st
 
 def internal_state(executed: list[int] | None) -> Any:
     """``executed`` as /server_info shows it."""
-    from sglang.srt.managers import scheduler as module
+    from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.speculative.ddtree_info import Executed
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    module.build_memory_usage = lambda **_: {}
-    scheduler = object.__new__(module.Scheduler)
+    scheduler = object.__new__(Scheduler)
     shape = None if executed is None else Executed(*executed)
     nothing = SimpleNamespace(
         last_gen_throughput=0.0,
         spec_total_num_forward_ct=0,
+        spec_total_num_accept_tokens=0,
         step_time_dict={},
         weight_load_mem_usage=0,
         mem_usage=0,
@@ -117,7 +115,9 @@ def internal_state(executed: list[int] | None) -> Any:
         swa_tokens_per_layer=None,
         startup_time=0.0,
         max_running_requests=1,
+        rust_server=None,
         spec_algorithm=SpeculativeAlgorithm.DDTREE,
     )
     with configured():
+        here().without_memory_usage(scheduler)
         return scheduler.get_internal_state(None).internal_state["executed"]

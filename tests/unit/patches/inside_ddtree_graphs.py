@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .bases import here
 from .configured import configured
 from .inside_pipeline import HEADS, WIDTH, stage_backend
 
@@ -221,9 +222,9 @@ def mask_copies(own: bool) -> dict[str, Any]:
         buffer = backend.verify_mask.buffer
         mask = buffer if own else torch.ones_like(buffer)
         with _Copies(buffer.numel()) as copies:
-            found = backend._update_target_verify_buffers(
-                2, torch.tensor([5, 9]), torch.tensor([1, 2]), SimpleNamespace(draft_token_num=17, custom_mask=mask)
-            )
+            given = {"bs": 2, "seq_lens": torch.tensor([5, 9]), "req_pool_indices": torch.tensor([1, 2])}
+            verify = SimpleNamespace(draft_token_num=17, num_tokens_per_req=17, custom_mask=mask)
+            found = backend._update_target_verify_buffers(**given, spec_info=verify, **here().unplanned())
     return {
         "copies": copies.count,
         "buffer": found[2].data_ptr() == buffer.data_ptr(),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .bases import here
 from .configured import configured
 from .planting import plant_words
 from .ranks import on_ranks
@@ -78,8 +79,8 @@ def _draw(rank: int, case: dict[str, Any]) -> dict[str, Any]:
         head = sharded_head(weight, case["padding"])
         worker = object.__new__(DDTreeWorker)
         worker.__dict__.update(
+            **here().worker_fields(),
             block_size=BLOCK,
-            ps=SimpleNamespace(tp_rank=rank),
             _target_worker=SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(lm_head=head))),
             _topk=topk,
             _budget=BUDGET if topk > 1 else BLOCK - 1,

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 
+from .bases import here
 from .configured import configured
 from .planting import plant
 from .real_target import alone
@@ -82,14 +83,14 @@ def started(setting: dict[str, Any], fault: str | None = None) -> dict[str, Any]
         ):
             server = Server(Setting(**setting), Setting(**setting).toy(5), 9, False)
             server.runner.canary_manager = None
-            server.runner.war_fastpath_read_done_event = "the canary's"
+            setattr(server.runner, here().READ_DONE, "the canary's")
             said = None
             try:
                 server.worker._run_canary(server.setting.width)
             except RuntimeError as error:
                 said = str(error)
             same = torch.equal(server.table, server.true_table)
-            return {"said": said, "table": same, "event": server.runner.war_fastpath_read_done_event}
+            return {"said": said, "table": same, "event": getattr(server.runner, here().READ_DONE)}
     finally:
         restore()
 
@@ -169,8 +170,7 @@ def _batch(setting: Setting, rows: list[int], lens: list[int], bonus: list[int])
 
     seq_lens = torch.tensor(lens)
     draft_input = make_draft_input_v2(bonus_tokens=torch.tensor(bonus), new_seq_lens=seq_lens)
-    draft_input.reserved_seq_lens_cpu = seq_lens + 2 * max(setting.width, setting.block)
-    draft_input.reserved_seq_lens_sum = int(draft_input.reserved_seq_lens_cpu.sum())
+    here().reserve(draft_input, seq_lens + 2 * max(setting.width, setting.block))
     return Absent(
         **decoding(seq_lens, draft_input),
         return_logprob=True,

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .bases import here
 from .configured import configured
 
 HIDDEN, EPSILON = 64, 1e-6
@@ -132,12 +133,11 @@ def triton_precision(dtype: str, tf32: bool, already: str | None) -> str | None:
         attention_arch=None,
         attention_chunk_size=None,
     )
-    rank = SimpleNamespace(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, gpu_id=0, dp_rank=None)
     kept = torch.get_device_module
     vars(torch)["get_device_module"] = stop
     try:
         with configured(enable_tf32_matmul=tf32) as server_args:
-            Runner(model, 0.5, 0, rank, 1, server_args, is_draft_worker=True)
+            here().runner_of(Runner, model, server_args)
     except _StopError:
         return os.environ.get("TRITON_F32_DEFAULT")
     finally:
@@ -190,7 +190,8 @@ def experts(routed: int, asked: int, scale: float) -> dict[str, Any]:
     with configured(), torch.inference_mode():
         got = kernels.module._fused_moe_kernel_sequence(
             *(x, up, down, weights, chosen.int(), torch.tensor(ids).int(), torch.tensor([e for e, _ in blocks]).int()),
-            *(torch.tensor([len(ids)]).int(), config, None, False),
+            *(torch.tensor([len(ids)]).int(), config, None),
+            **dict.fromkeys(here().TMA, False),
             **no,
             **off,
             **dict.fromkeys(("no_combine", "inplace", "apply_router_weight_on_input", "filter_expert"), False),

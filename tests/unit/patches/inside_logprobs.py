@@ -15,8 +15,9 @@ from unittest import mock
 
 import torch
 
+from .bases import here
 from .configured import configured
-from .sampling import batch_info, sampler
+from .sampling import Absent, batch_info, sampler
 
 BLOCK, VOCABULARY, WIDTH = 4, 11, 6
 PREFIX = 9
@@ -41,7 +42,7 @@ def _batch(asked: dict[str, Any], given: list[dict[str, Any]]) -> Any:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     count = len(given)
-    return SimpleNamespace(
+    return Absent(
         return_logprob=True,
         **asked,
         forward_mode=ForwardMode.DECODE,
@@ -76,7 +77,9 @@ def _without_kernels() -> Iterator[None]:
 
     with (
         mock.patch.object(dflash_worker_v2, "_prepare_dflash_draft_block_unchecked", _block),
-        mock.patch.object(DFlashVerifyInput, "prepare_for_verify", lambda self, batch, target_worker: (None, False)),
+        mock.patch.object(
+            DFlashVerifyInput, "prepare_for_verify", lambda self, batch, target_worker, **_: (None, False)
+        ),
     ):
         yield
 
@@ -96,16 +99,19 @@ def _worker(target: torch.Tensor, drafts: torch.Tensor) -> Any:
         lm_head=SimpleNamespace(weight=torch.zeros(VOCABULARY, WIDTH)),
     )
     pool = SimpleNamespace(req_to_token=torch.zeros(4, 64, dtype=torch.int32))
+    runner = SimpleNamespace(req_to_token_pool=pool, model=model, sampler=sampler())
+    here().plan_slots(runner)
     worker.__dict__.update(
         block_size=BLOCK,
         device="cpu",
-        ps=SimpleNamespace(tp_rank=0),
-        model_runner=SimpleNamespace(req_to_token_pool=pool, model=model, sampler=sampler()),
+        model_runner=runner,
         _target_worker=SimpleNamespace(
-            model_runner=SimpleNamespace(model=model),
-            forward_batch_generation=lambda **_: SimpleNamespace(logits_output=answer, can_run_cuda_graph=False),
+            model_runner=runner,
+            forward_batch_generation=lambda **_: Absent(logits_output=answer, can_run_cuda_graph=False),
         ),
-        draft_model_runner=SimpleNamespace(forward=lambda _: SimpleNamespace(logits_output=draft, can_run_graph=False)),
+        draft_model_runner=here().draft_runner(
+            runner, lambda _: SimpleNamespace(logits_output=draft, can_run_graph=False)
+        ),
         _greedy_sample_from_vocab_parallel_head=lambda **_: drafts.reshape(-1),
         _append_target_hidden_to_draft_kv_by_loc=lambda **_: None,
         _draft_block_ids_buf=None,
@@ -116,6 +122,7 @@ def _worker(target: torch.Tensor, drafts: torch.Tensor) -> Any:
         _use_triton_accept_bonus=False,
         _use_triton_prepare_block=True,
         use_compact_draft_cache=False,
+        **here().worker_fields(),
     )
     return worker
 
@@ -153,9 +160,13 @@ def _processor() -> Any:
     given = {
         "enable_overlap": True,
         "enable_overlap_mlx": False,
-        "model_config": SimpleNamespace(think_end_ids=None),
+        "model_config": Absent(),
         "metrics_reporter": SimpleNamespace(
-            num_generated_tokens=0, forward_ct_decode=0, update_spec_metrics=nothing, report_decode_stats=nothing
+            num_generated_tokens=0,
+            forward_ct_decode=0,
+            update_spec_metrics=nothing,
+            report_decode_stats=nothing,
+            snapshot_spec_decode_metrics=nothing,
         ),
         "token_to_kv_pool_allocator": SimpleNamespace(free_group_begin=nothing, free_group_end=nothing),
         "output_streamer": SimpleNamespace(stream_output=nothing),

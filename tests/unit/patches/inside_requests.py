@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .configured import configured
+from .sampling import Absent
 
 VOCABULARY = 2048
 
@@ -25,7 +26,7 @@ def refused(request: dict[str, Any], input_ids: list[int] | None) -> str | None:
         allow_auto_truncate=False,
         validate_total_tokens=True,
         is_generation=True,
-        model_config=SimpleNamespace(vocab_size=VOCABULARY),
+        model_config=Absent(vocab_size=VOCABULARY),
     )
     with configured() as server_args:
         manager.server_args = server_args
@@ -88,6 +89,12 @@ def queued(algorithm: str, request: dict[str, Any]) -> dict[str, Any]:
         max_req_input_len=60,
         max_total_num_tokens=1024,
         page_size=1,
+        kv_events_publisher=SimpleNamespace(enable_kv_cache_events=False),
+        tree_cache=SimpleNamespace(cache_controller=None),
+        kv_shard_widening=1,
+        token_to_kv_pool_allocator=SimpleNamespace(max_new_tokens_for_memory=lambda prompt, wanted, **_: wanted),
+        sliding_window_size=None,
+        chunked_prefill_size=None,
         grammar_manager=SimpleNamespace(process_req_with_grammar=lambda req: False),
         _add_request_to_queue=waiting.append,
     )

@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from .bases import here
+
 LIMIT_S = 100.0
 """For all ranks together: a rank that left the others alone leaves them waiting."""
 
@@ -58,7 +60,7 @@ def _rank(
 
 
 def _join(rank: int, size: int, meeting: Path) -> None:
-    from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+    from sglang.srt.distributed import init_distributed_environment
     from sglang.srt.distributed.parallel_state import GroupCoordinator, set_custom_all_reduce
 
     set_custom_all_reduce(False)
@@ -67,4 +69,4 @@ def _join(rank: int, size: int, meeting: Path) -> None:
     init_distributed_environment(
         world_size=size, rank=rank, local_rank=rank, backend="gloo", distributed_init_method=f"file://{meeting}"
     )
-    initialize_model_parallel(tensor_model_parallel_size=size, backend="gloo")
+    here().join(rank, size)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .bases import here
 from .toy import VOCABULARY, Toy
 
 
@@ -43,6 +44,7 @@ def sampler() -> Any:
     from sglang.srt.layers.sampler import Sampler
 
     torch.compiler.set_stance("force_eager")
+    here().draw_as_a_gpu()
     made = Sampler.__new__(Sampler)
     torch.nn.Module.__init__(made)
     made.tp_sync_group = made.rl_on_policy_target = None

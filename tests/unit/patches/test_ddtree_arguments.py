@@ -10,7 +10,10 @@ from ddtree_ops.data import data_dir
 from ddtree_ops.release.patchset import load_patchset
 
 from . import inside_ddtree_arguments
-from .trees import BASE, Tree
+from .marks import every_base
+from .trees import Tree
+
+pytestmark = every_base
 
 
 def asked(tree: Tree, block: int | None = 8, /, environment: dict[str, str] | None = None, **arguments: Any) -> Any:
@@ -33,11 +36,11 @@ def test_the_verify_is_as_wide_as_the_tree_and_the_draft_as_the_block(
     }
 
 
-def test_the_command_line_has_its_flags(patched: Tree) -> None:
+def test_the_command_line_has_its_flags(base: str, patched: Tree) -> None:
     """Those that the release's smoke test asks for."""
     flags = {"--speculative-ddtree-budget", "--speculative-ddtree-topk", "--speculative-ddtree-ladder"}
     assert set(patched(inside_ddtree_arguments.flags)) == flags
-    smoke = load_patchset(data_dir("patches") / BASE).smoke
+    smoke = load_patchset(data_dir("patches") / base).smoke
     assert set(smoke) == {"algorithm DDTREE", *(f"flag {flag}" for flag in flags)}
 
 

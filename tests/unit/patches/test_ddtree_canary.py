@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from . import inside_ddtree_canary, inside_ddtree_steps
+from .marks import NEWEST
 from .test_ddtree_steps import FAULTS, setting
-from .trees import Tree
+from .trees import BASE, Tree
 
 WIDTHS = [(2, 1), (3, 2), (8, 7), (9, 3), (17, 7), (65, 7)]
 """(W, levels)"""
@@ -48,14 +49,22 @@ def test_it_names_what_is_wrong(fault: str, words: str, bfloat16: bool, patched:
     assert any(words in one for one in said)
 
 
-@pytest.mark.parametrize("graphs", [0, 3])
+@pytest.mark.parametrize(("base", "graphs"), [(BASE, 0), (BASE, 3), (NEWEST, 3)], indirect=["base"])
 def test_the_worker_runs_it_through_its_own_verify_and_leaves_nothing(graphs: int, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_steps.started, setting(4, 6, 3, graphs))
     assert told == {"said": None, "table": True, "event": None}
 
 
 @pytest.mark.parametrize(
-    "fault", ["mask-rows-by-block-size", "mask-offset-of-second-request", "mask-all-blocked", "rope-by-index"]
+    ("base", "fault"),
+    [
+        (BASE, "mask-rows-by-block-size"),
+        (BASE, "mask-offset-of-second-request"),
+        (BASE, "mask-all-blocked"),
+        (BASE, "rope-by-index"),
+        (NEWEST, "mask-rows-by-block-size"),
+    ],
+    indirect=["base"],
 )
 def test_a_worker_with_a_planted_fault_does_not_start(fault: str, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_steps.started, setting(4, 6, 3, 3), str(FAULTS / f"{fault}.patch"))

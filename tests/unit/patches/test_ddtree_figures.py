@@ -8,6 +8,7 @@ from ddtree_ops.exactness.structure import Executed, executed, told
 
 from . import inside_ddtree_figures
 from .inside_ddtree_graphs import CHAIN, tree
+from .marks import every_base
 from .trees import Tree
 
 
@@ -20,6 +21,7 @@ def test_links_in_a_circle_end(patched: Tree) -> None:
     assert patched(inside_ddtree_figures.endless) == [2, 1, 2]
 
 
+@every_base
 @pytest.mark.parametrize(("budget", "longest"), [(16, 7), (64, 7), (3, 3)])
 def test_the_accept_rate_divides_by_the_depth(budget: int, longest: int, patched: Tree) -> None:
     meta = patched(inside_ddtree_figures.accept_rate, tree(budget), 12, 10)
@@ -28,12 +30,14 @@ def test_the_accept_rate_divides_by_the_depth(budget: int, longest: int, patched
     assert meta["spec_accept_length"] == pytest.approx(2.3)
 
 
+@every_base
 def test_a_chains_accept_rate_is_as_released(patched: Tree, stock: Tree) -> None:
     wanted = stock(inside_ddtree_figures.accept_rate, CHAIN, 12, 10)
     assert patched(inside_ddtree_figures.accept_rate, CHAIN, 12, 10) == wanted
     assert wanted["spec_num_proposed_drafts"] == 70
 
 
+@every_base
 def test_server_info_shows_what_the_gate_reads(patched: Tree) -> None:
     state = patched(inside_ddtree_figures.internal_state, [16, 4, 7])
     info: dict[str, object] = {"internal_states": [{"executed": state}]}

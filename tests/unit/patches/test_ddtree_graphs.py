@@ -8,7 +8,10 @@ import pytest
 
 from . import inside_ddtree_graphs
 from .inside_ddtree_graphs import CHAIN, tree
+from .marks import every_base
 from .trees import Tree
+
+pytestmark = every_base
 
 
 def test_the_verify_is_captured_with_the_masks_own_buffer(patched: Tree) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from . import inside_ddtree_kernels
-from .trees import RaisedThereError, Tree
+from .marks import NEWEST
+from .trees import BASE, RaisedThereError, Tree
 
 
 @pytest.mark.parametrize("width", [2, 8, 9, 17, 65])
@@ -16,7 +17,7 @@ def test_the_mask_is_the_trees_and_nothing_else_is_written(width: int, interpret
     assert interpreted(inside_ddtree_kernels.mask_faults, 4, width, [1, 12, 3]) == []
 
 
-@pytest.mark.parametrize("width", [2, 8, 33])
+@pytest.mark.parametrize(("base", "width"), [(BASE, 2), (BASE, 8), (BASE, 33), (NEWEST, 8)], indirect=["base"])
 def test_the_walk_is_the_reference_engines(width: int, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_kernels.walks_unlike_the_reference, 11, width, 8)
     assert told["wrong"] is None

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from . import inside_ddtree_ladder, inside_ddtree_steps
-from .trees import Tree
+from .marks import NEWEST
+from .trees import BASE, Tree
 
 SIZES = [1, 2, 4, 8, 16, 32, 64]
 
@@ -46,7 +47,7 @@ def test_each_rung_has_the_graphs_that_its_batches_are_padded_to(patched: Tree) 
     assert patched(inside_ddtree_ladder.sizes, "100:2", SIZES) == [SIZES, []]
 
 
-@pytest.mark.parametrize("graphs", [0, 3])
+@pytest.mark.parametrize(("base", "graphs"), [(BASE, 0), (BASE, 3), (NEWEST, 3)], indirect=["base"])
 def test_the_text_its_kv_and_its_features_are_the_targets_whatever_the_budget(graphs: int, interpreted: Tree) -> None:
     """Requests meet trees of six, four and no nodes as others join and leave; each step's KV is looked at."""
     turns = [[0, 1, 2], [0, 1], [2], [0, 2, 1], [1, 2], [0], [0, 1, 2]]

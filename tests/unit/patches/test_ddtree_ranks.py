@@ -8,7 +8,8 @@ import pytest
 
 from . import inside_ddtree_ranks
 from .inside_ddtree_ranks import BATCH, BLOCK
-from .trees import Tree
+from .marks import NEWEST, every_base
+from .trees import BASE, Tree
 
 CASES: list[dict[str, Any]] = [
     # as many rows on every rank
@@ -98,6 +99,7 @@ def test_ties_broken_by_the_higher_rank_are_seen(interpreted: Tree) -> None:
     assert any(wrong(one, case) for one, case in zip(told, cases, strict=True))
 
 
+@every_base
 def test_unseeded_draws_are_the_first_ranks_on_all(patched: Tree) -> None:
     first, *others = patched(inside_ddtree_ranks.shared_draws, 3, [])
     assert len(first) == 21 and all(rank == first for rank in others)
@@ -116,7 +118,12 @@ GREEDY = [{"temperature": 0.0}, {"temperature": 0.0}]
 SEEDED = [{"temperature": 1.0, "sampling_seed": 7, "top_k": 5, "top_p": 0.7}, {"temperature": 0.7, "sampling_seed": 8}]
 
 
-@pytest.mark.parametrize(("ranks", "sampling"), [(2, SEEDED), (3, GREEDY)], ids=["2-seeded", "3-greedy"])
+@pytest.mark.parametrize(
+    ("base", "ranks", "sampling"),
+    [(BASE, 2, SEEDED), (BASE, 3, GREEDY), (NEWEST, 2, SEEDED)],
+    ids=["2-seeded", "3-greedy", f"2-seeded-{NEWEST}"],
+    indirect=["base"],
+)
 def test_whole_steps_on_ranks_commit_what_one_rank_does(
     ranks: int, sampling: list[dict[str, Any]], interpreted: Tree
 ) -> None:

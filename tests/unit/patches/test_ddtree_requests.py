@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from . import inside_ddtree_arguments, inside_requests
+from .marks import every_base
 from .trees import Tree
+
+pytestmark = every_base
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": 0.5},

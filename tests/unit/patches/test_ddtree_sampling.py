@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from . import inside_ddtree_steps, inside_logprobs
+from .marks import NEWEST, every_base
 from .test_ddtree_steps import FAULTS, setting
-from .trees import Tree
+from .trees import BASE, Tree
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "filters of two kinds": [
@@ -25,7 +26,9 @@ SAMPLED_FAULTS = tuple(sorted(path.stem for path in FAULTS.glob("sampled-*.patch
 TREE = setting(4, 6, 3, 3)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("base", "rows"), [*((BASE, rows) for rows in ROWS), (NEWEST, "filters of two kinds")], indirect=["base"]
+)
 def test_the_text_is_what_one_draw_a_token_gives(rows: str, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_steps.decoded, TREE, [5, 11], 16, None, ROWS[rows])
     assert told["wrong"] is None
@@ -39,6 +42,7 @@ def test_each_planted_fault_of_sampling_is_seen(fault: str, interpreted: Tree) -
     assert told["wrong"] is not None
 
 
+@every_base
 def test_a_chain_emits_what_is_drawn_without_drafts_as_far_as_they_are_right(interpreted: Tree) -> None:
     """17-dflash-sampled-verify: DFLASH's block is right where it is the draw, under the sampler's own filters."""
     given = [*ROWS["filters of two kinds"], {"temperature": 0.0}, {"temperature": 2.0, "sampling_seed": 4}]

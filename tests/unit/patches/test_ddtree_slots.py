@@ -7,7 +7,10 @@ import pytest
 from . import inside_ddtree_figures
 from .inside_ddtree_figures import CONTEXT
 from .inside_ddtree_graphs import tree
+from .marks import every_base
 from .trees import Tree
+
+pytestmark = every_base
 
 
 @pytest.mark.parametrize(("budget", "slots"), [(3, 8), (7, 8), (16, 17), (64, 65)])

@@ -9,7 +9,8 @@ import pytest
 from ddtree_ops.release.udiff import apply_diff, parse_diff, split_patch
 
 from . import inside_ddtree_steps
-from .trees import ROOT, Tree
+from .marks import NEWEST
+from .trees import BASE, ROOT, Tree
 
 FAULTS = ROOT / "tests" / "gpu" / "faults"
 OVERLAY_FAULTS = (
@@ -27,14 +28,18 @@ OVERLAY_FAULTS = (
 EAGER, CAPTURED = 0, 3
 PAIRS = [(4, 6, 3), (4, 3, 1), (6, 2, 2), (4, 12, 4)]
 """(block, budget, topk): a tree, a chain as a tree, a tree narrower than the block, a wide one."""
+STEPS = [
+    *((BASE, *pair, graphs) for pair in PAIRS for graphs in (EAGER, CAPTURED)),
+    (NEWEST, 4, 6, 3, CAPTURED),
+    (NEWEST, 8, 7, 1, EAGER),
+]
 
 
 def setting(block: int, budget: int, topk: int, graphs: int) -> dict[str, int]:
     return {"block": block, "budget": budget, "topk": topk, "graphs": graphs}
 
 
-@pytest.mark.parametrize("graphs", [EAGER, CAPTURED])
-@pytest.mark.parametrize(("block", "budget", "topk"), PAIRS)
+@pytest.mark.parametrize(("base", "block", "budget", "topk", "graphs"), STEPS, indirect=["base"])
 def test_the_text_its_kv_and_its_features_are_the_targets(
     block: int, budget: int, topk: int, graphs: int, interpreted: Tree
 ) -> None:
@@ -45,7 +50,11 @@ def test_the_text_its_kv_and_its_features_are_the_targets(
     assert nodes == budget and 1 <= children <= topk and depth <= min(block - 1, budget)
 
 
-@pytest.mark.parametrize("fault", OVERLAY_FAULTS)
+@pytest.mark.parametrize(
+    ("base", "fault"),
+    [*((BASE, fault) for fault in OVERLAY_FAULTS), (NEWEST, "mask-rows-by-block-size")],
+    indirect=["base"],
+)
 def test_each_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
     """The seed bug is the first of them: rows of the mask block_size apart, where W is not block_size."""
     patch = str(FAULTS / f"{fault}.patch")
@@ -53,7 +62,7 @@ def test_each_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
     assert told["wrong"] is not None
 
 
-@pytest.mark.parametrize("graphs", [EAGER, CAPTURED])
+@pytest.mark.parametrize(("base", "graphs"), [(BASE, EAGER), (BASE, CAPTURED), (NEWEST, EAGER)], indirect=["base"])
 def test_by_sglangs_own_attention_kernel_the_text_is_the_targets(graphs: int, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_steps.decoded, setting(4, 6, 3, graphs), [5, 40], 12, None, None, False)
     assert told["wrong"] is None

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from . import inside_fp32
+from .marks import every_base
 from .trees import Tree
+
+pytestmark = every_base
 
 FP32 = 1e-5
 """A few roundings of values below 8; bf16's would be 1e-2."""

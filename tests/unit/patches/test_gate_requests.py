@@ -13,6 +13,7 @@ from tests.unit.exactness.conftest import PROMPTS
 from tests.unit.exactness.toy import VOCAB, Toy
 
 from . import inside_gate_requests
+from .marks import every_base
 from .trees import Tree
 
 
@@ -60,6 +61,7 @@ def test_the_gate_asks_in_every_way_that_it_has(asked: list[dict[str, Any]]) -> 
     assert any("logprob_start_len" in body and body["top_logprobs_num"] for body in asked)
 
 
+@every_base
 def test_sglang_takes_every_request(asked: list[dict[str, Any]], stock: Tree, patched: Tree) -> None:
     distinct = list({repr(sorted({**body, "extra_key": ""}.items())): body for body in asked}.values())
     for tree in (stock, patched):
@@ -67,6 +69,7 @@ def test_sglang_takes_every_request(asked: list[dict[str, Any]], stock: Tree, pa
         assert [(word, body) for word, body in zip(said, distinct, strict=True) if word] == []
 
 
+@every_base
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -10,6 +10,7 @@ import torch
 
 from . import inside_logprobs
 from .inside_logprobs import BLOCK, VOCABULARY
+from .marks import every_base
 from .trees import RaisedThereError, Tree
 
 SEED = 5
@@ -39,6 +40,7 @@ def verify(tree: Tree, correct: tuple[int, ...], temperatures: list[float], **as
     return told
 
 
+@every_base
 def test_every_emitted_token_has_the_logprob_of_the_row_that_chose_it(patched: Tree) -> None:
     correct = (0, 2, BLOCK - 1)
     wanted = target(3).log_softmax(-1)
@@ -49,6 +51,7 @@ def test_every_emitted_token_has_the_logprob_of_the_row_that_chose_it(patched: T
         assert told["logprobs"] == pytest.approx(best.values.tolist(), abs=NEAR)
 
 
+@every_base
 def test_ranks_and_chosen_ids_where_they_are_asked_for(patched: Tree) -> None:
     first, second = verify(patched, (1, 2), [0.0, 0.0], tops=[3, 0], ids=[None, [4, 0]])
     rows = target(2).log_softmax(-1)
@@ -60,6 +63,7 @@ def test_ranks_and_chosen_ids_where_they_are_asked_for(patched: Tree) -> None:
     assert chosen == pytest.approx(rows[1, :3, [4, 0]].flatten().tolist(), abs=NEAR)
 
 
+@every_base
 def test_temperature_counts_per_request(patched: Tree) -> None:
     temperatures = [0.5, 2.0]
     for request, told in enumerate(verify(patched, (2, 1), temperatures)):
@@ -73,16 +77,22 @@ def test_stock_refuses(stock: Tree) -> None:
         verify(stock, (1,), [0.0])
 
 
+@every_base
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
-def test_a_batch_may_mix_requests_with_and_without_chosen_ids(stage: str, patched: Tree, stock: Tree) -> None:
+def test_a_batch_may_mix_requests_with_and_without_chosen_ids(stage: str, patched: Tree) -> None:
     wanted = inside_logprobs.logits(3, 1)[0].log_softmax(-1)[[2, 0]].tolist()
     asked, other = patched(inside_logprobs.mixed, stage)
     assert asked == pytest.approx(wanted, abs=NEAR)
     assert other == []
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode"])
+def test_in_stock_it_ends_the_scheduler(stage: str, stock: Tree) -> None:
     with pytest.raises(RaisedThereError, match="'list' object has no attribute 'tolist'"):
         stock(inside_logprobs.mixed, stage)
 
 
+@every_base
 def test_the_last_id_of_the_vocabulary_is_echoed(patched: Tree, stock: Tree) -> None:
     ids = [3, VOCABULARY - 1, VOCABULARY, 0]
     # beyond the vocabulary is the hash of an image

@@ -8,6 +8,7 @@ import pytest
 
 from . import inside_requests
 from .inside_requests import VOCABULARY
+from .marks import every_base
 from .trees import Tree
 
 GOOD = [300, 0, VOCABULARY - 1]
@@ -17,6 +18,7 @@ def plain(**more: Any) -> dict[str, Any]:
     return {"input_ids": GOOD, "sampling_params": {"max_new_tokens": 4}, **more}
 
 
+@every_base
 @pytest.mark.parametrize("token", [VOCABULARY, 999_999, -1])
 def test_an_id_without_an_embedding_is_named(token: int, patched: Tree, stock: Tree) -> None:
     ids = [300, 301, token]
@@ -26,6 +28,7 @@ def test_an_id_without_an_embedding_is_named(token: int, patched: Tree, stock: T
     assert stock(inside_requests.refused, plain(), ids) is None
 
 
+@every_base
 def test_good_ids_and_those_that_are_not_looked_up_are_served(patched: Tree) -> None:
     assert patched(inside_requests.refused, plain(), GOOD) is None
     beyond = [VOCABULARY + 7]
@@ -36,6 +39,7 @@ def test_good_ids_and_those_that_are_not_looked_up_are_served(patched: Tree) -> 
     assert patched(inside_requests.refused, plain(), None) is None
 
 
+@every_base
 @pytest.mark.parametrize("token", [VOCABULARY, -7])
 def test_a_stop_id_beyond_the_vocabulary_is_named(token: int, patched: Tree, stock: Tree) -> None:
     asked = {"max_new_tokens": 4, "stop_token_ids": [3, token]}
@@ -45,6 +49,7 @@ def test_a_stop_id_beyond_the_vocabulary_is_named(token: int, patched: Tree, sto
     assert patched(inside_requests.refused_sampling, {**asked, "stop_token_ids": [0, VOCABULARY - 1]}) is None
 
 
+@every_base
 def test_logprob_numbers_that_end_the_scheduler_are_named(patched: Tree, stock: Tree) -> None:
     below = plain(return_logprob=True, logprob_start_len=-5)
     assert patched(inside_requests.refused, below, GOOD) == "logprob_start_len must be at least -1, got -5."
@@ -56,6 +61,7 @@ def test_logprob_numbers_that_end_the_scheduler_are_named(patched: Tree, stock: 
         assert stock(inside_requests.refused, ranks, GOOD) is None
 
 
+@every_base
 def test_logprob_numbers_within_their_bounds_are_served(patched: Tree) -> None:
     for start in (-1, 0, 3):
         asked = plain(return_logprob=True, logprob_start_len=start, top_logprobs_num=VOCABULARY)
@@ -82,6 +88,7 @@ def test_the_algorithm_that_still_has_no_logprobs_refuses_by_its_own_name(patche
     assert patched(inside_requests.queued, "DSPARK", {"max_new_tokens": 4})["aborted"] is None
 
 
+@every_base
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"])
 def test_what_dflash_would_apply_wrongly_is_refused_by_name(name: str, patched: Tree, stock: Tree) -> None:
     asked = {"max_new_tokens": 4, "sampling": {name: 2}}
@@ -90,6 +97,7 @@ def test_what_dflash_would_apply_wrongly_is_refused_by_name(name: str, patched: 
     assert patched(inside_requests.queued, "NONE", asked)["aborted"] is None
 
 
+@every_base
 def test_what_dflash_does_not_serve_is_still_refused(patched: Tree) -> None:
     asked = {"max_new_tokens": 4, "return_hidden_states": True}
     refusal = patched(inside_requests.queued, "DFLASH", asked)["aborted"]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from . import inside_sampling
+from .marks import NEWEST, every_base
 from .toy import VOCABULARY
-from .trees import Tree
+from .trees import BASE, Tree
 
 FLAT = [0.0] * VOCABULARY
 SLOPE = [0.1 * i for i in range(VOCABULARY)]
@@ -26,7 +27,9 @@ def seeded(seed: int, **more: Any) -> dict[str, Any]:
     return {"temperature": 1.0, "sampling_seed": seed, **more}
 
 
-@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize(
+    ("base", "filters"), [*((BASE, filters) for filters in FILTERS), (NEWEST, FILTERS[-1])], indirect=["base"]
+)
 def test_a_seed_and_a_position_fix_the_draw_in_any_batch(filters: dict[str, Any], interpreted: Tree) -> None:
     one = seeded(5, **filters)
     alone = [interpreted(inside_sampling.drawn, [one], [SLOPE], [position])[0] for position in range(12)]
@@ -39,6 +42,7 @@ def test_a_seed_and_a_position_fix_the_draw_in_any_batch(filters: dict[str, Any]
         assert beside == alone
 
 
+@every_base
 def test_a_row_without_a_seed_is_drawn_anew_beside_one_with(interpreted: Tree) -> None:
     rows = [seeded(5), {"temperature": 1.0}]
     made = [interpreted(inside_sampling.drawn, rows, [FLAT, FLAT], [3, 3]) for _ in range(12)]
@@ -58,6 +62,7 @@ def test_seeded_draws_have_the_filtered_law(interpreted: Tree) -> None:
         assert abs(drawn[token] - count * p) < 4 * (count * p * (1 - p)) ** 0.5
 
 
+@every_base
 def test_a_greedy_row_takes_the_first_of_equals_in_any_batch(interpreted: Tree) -> None:
     tied = [1.0 if i in (4, 11, 17) else 0.0 for i in range(VOCABULARY)]
     greedy = {"temperature": 0.0}
@@ -65,11 +70,13 @@ def test_a_greedy_row_takes_the_first_of_equals_in_any_batch(interpreted: Tree) 
     assert interpreted(inside_sampling.drawn, [seeded(1), greedy], [FLAT, tied], [0, 0])[1] == 4
 
 
+@every_base
 @pytest.mark.parametrize("law", [[0.5, 0.5, 0.0], [0.6, 0.4 - 1e-12, 1e-12]])
 def test_no_hash_draws_what_is_all_but_impossible(law: list[float], interpreted: Tree) -> None:
     assert interpreted(inside_sampling.unluckiest, law) != 2
 
 
+@every_base
 def test_joined_and_filtered_batches_keep_each_rows_seed(interpreted: Tree) -> None:
     none = -(1 << 63)
     free = {"temperature": 1.0}
@@ -80,6 +87,7 @@ def test_joined_and_filtered_batches_keep_each_rows_seed(interpreted: Tree) -> N
     assert interpreted(inside_sampling.drawn_after, [free], [free], [0]) == {"joined": None, "kept": None}
 
 
+@every_base
 def test_eagles_batches_have_no_seeds_as_before(interpreted: Tree) -> None:
     """Its verify takes its coins from any seed it finds, that of a row without one too."""
     assert interpreted(inside_sampling.seeds_under, "EAGLE", [seeded(4)]) is None

@@ -8,6 +8,7 @@ slots is overwritten, as the scheduler may do from then on.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from .backend import triton_backend
+from .bases import here
 from .toy import Toy
 from .toy_latent import LatentToy
 
@@ -78,16 +80,11 @@ class Graphs:
     def __init__(self, runner: Any, *, attn_backend: Any, speculative_num_draft_tokens: int) -> None:
         """As SGLang's runner of graphs is made."""
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
+        from sglang.srt.speculative.ddtree_base import decode_graphs
         from sglang.srt.speculative.ddtree_info import DDTreeVerifyInput
 
-        self.capture_bs, width, backend = (
-            runner.server_args.cuda_graph_config.decode.bs,
-            *(
-                speculative_num_draft_tokens,
-                attn_backend,
-            ),
-        )
-        self.max_bs, self.captured_req_width, self.backend = max(self.capture_bs), width, backend
+        self.capture_bs, width, backend = decode_graphs(runner).bs, speculative_num_draft_tokens, attn_backend
+        self.runner, self.max_bs, self.captured_req_width, self.backend = runner, max(self.capture_bs), width, backend
         backend.init_cuda_graph_state(self.max_bs, self.max_bs * width)
         spec_info = DDTreeVerifyInput(
             draft_token=None, positions=None, draft_token_num=width, custom_mask=backend.verify_mask.buffer
@@ -97,7 +94,7 @@ class Graphs:
         self.metadata = backend.forward_metadata
 
     def _view(self, spec_info: Any, rows: list[int], lens: list[int]) -> Any:
-        return SimpleNamespace(
+        view = SimpleNamespace(
             batch_size=len(rows),
             req_pool_indices=torch.tensor(rows),
             seq_lens=torch.tensor(lens),
@@ -107,6 +104,7 @@ class Graphs:
             encoder_lens=None,
             out_cache_loc=None,
         )
+        return here().bound(view, self.runner)
 
     def can_run_graph(self, batch: Any) -> bool:
         return bool(batch.batch_size <= self.max_bs)
@@ -163,16 +161,13 @@ class Server:
             spec_algorithm=SpeculativeAlgorithm.DDTREE,
             ngram_embedding_manager=SimpleNamespace(enabled=False),
             model_config=SimpleNamespace(model_is_mrope=False, vocab_size=toy.vocabulary),
-            server_args=SimpleNamespace(
-                enable_lora=False,
-                enable_return_hidden_states=False,
-                cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(bs=list(range(1, setting.graphs + 1)))),
-            ),
+            server_args=SimpleNamespace(enable_lora=False, enable_return_hidden_states=False),
             model=SimpleNamespace(
                 get_input_embeddings=lambda: torch.nn.Embedding(toy.vocabulary, toy.hidden),
                 lm_head=head or SimpleNamespace(weight=torch.eye(toy.vocabulary)),
             ),
         )
+        here().server_runner(self.runner, setting.graphs)
         if setting.graphs:
             self.runner.decode_cuda_graph_runner = Graphs(
                 self.runner, attn_backend=self.runner.attn_backend, speculative_num_draft_tokens=setting.width
@@ -209,10 +204,9 @@ class Server:
         worker.__dict__.update(
             block_size=setting.block,
             device="cpu",
-            ps=SimpleNamespace(tp_rank=0),
             model_runner=self.runner,
             _target_worker=SimpleNamespace(model_runner=self.runner, forward_batch_generation=self._target),
-            draft_model_runner=SimpleNamespace(forward=self._draft, decode_cuda_graph_runner=None),
+            draft_model_runner=here().draft_runner(self.runner, self._draft),
             _append_target_hidden_to_draft_kv_by_loc=self._append,
             _draft_block_ids_buf=None,
             _draft_block_spec_info=None,
@@ -231,6 +225,7 @@ class Server:
             _mover=PathMover(ddtree_worker.kv_buffers(self.pool)),
             _checks=checks,
             _ladder=Ladder(self.runner, parse_ladder(setting.ladder, setting.budget)),
+            **here().worker_fields(),
         )
         worker._ladder.build()
         if self.ranked:
@@ -278,6 +273,7 @@ class Server:
         """The toy over the backend as it is now, which for a graph is as it was captured."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
+        here().check_planned(forward_batch)
         graphs, backend = self.runner.decode_cuda_graph_runner, self.runner.attn_backend
         captured = graphs is not None and graphs.can_run_graph(forward_batch)
         if not skip_attn_backend_init and captured:
@@ -294,7 +290,8 @@ class Server:
         if captured:
             more = (0, graphs.max_bs * graphs.captured_req_width - real)
             tokens, positions, loc = (torch.nn.functional.pad(x, more) for x in (tokens, positions, loc))
-        batch = SimpleNamespace(forward_mode=forward_batch.forward_mode, out_cache_loc=loc)
+        batch = copy(forward_batch)
+        batch.out_cache_loc = loc
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             given = (q.reshape(len(tokens), -1), k, v, self.toy.radix(layer), batch)

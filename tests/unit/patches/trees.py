@@ -1,4 +1,4 @@
-"""SGLang 0.5.17 as released and as patched here, and a Python that has imported one of them.
+"""A base, SGLang 0.5.17 where nothing is said, as released and as patched here, and a Python that has imported one.
 
 Both cannot be imported into one Python, and neither should be into pytest's: each tree gets a child, which lives as
 long as the tests need it, since an import of SGLang takes seconds. A test asks it to run a function of ``inside_*.py``.
@@ -15,6 +15,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +96,58 @@ class Tree:
             self._child.wait(timeout=30)
 
 
-def stock_tree(directory: Path) -> Path:
+class Forest:
+    """The trees of one base below a directory, each made when it is first asked for."""
+
+    def __init__(self, base: str, directory: Path) -> None:
+        self._base, self._directory = base, directory
+
+    @cached_property
+    def _stock_site(self) -> Path:
+        return stock_tree(self._directory / "stock", self._base)
+
+    @cached_property
+    def patched_site(self) -> Path:
+        return patched_tree(self._stock_site, self._directory / "patched", self._base)
+
+    @cached_property
+    def triton_site(self) -> Path:
+        return triton_tree(self._directory / "triton", self._base)
+
+    @cached_property
+    def stock(self) -> Tree:
+        return Tree("stock", self._stock_site)
+
+    @cached_property
+    def patched(self) -> Tree:
+        return Tree("patched", self.patched_site)
+
+    @cached_property
+    def interpreted(self) -> Tree:
+        return Tree("interpreted", self.patched_site, self.triton_site)
+
+    def end(self) -> None:
+        for made in list(vars(self).values()):
+            if isinstance(made, Tree):
+                made.end()
+        # 600 MB that pytest would keep for three sessions
+        shutil.rmtree(self._directory / "triton", ignore_errors=True)
+
+
+def stock_tree(directory: Path, base: str = BASE) -> Path:
     """SGLang's files of the released wheel (22 MB), from the cache or by pip. Raises Failed with what pip says."""
-    for path, content in stock(BASE, "3.12", Cache()).files.items():
+    for path, content in stock(base, "3.12", Cache()).files.items():
         if path.startswith("sglang/") and not path.startswith("sglang/multimodal_gen/"):
             _write(directory / path, content)
     return directory
 
 
-def triton_tree(directory: Path) -> Path:
+def triton_tree(directory: Path, base: str = BASE) -> Path:
     """Triton and the numpy that its interpreter bears, as the base's lock has them (190 MB, once), by pip or the cache.
 
     Raises UsageError where the base is not locked for this Python, Failed with what pip says.
     """
-    lock = load_lock(BASE, ".".join(platform.python_version_tuple()[:2]))
+    lock = load_lock(base, ".".join(platform.python_version_tuple()[:2]))
     pins = tuple(pin for pin in lock.pins if pin.name in ("triton", "numpy"))
     for wheel in fetch(replace(lock, pins=pins), Cache()):
         with zipfile.ZipFile(wheel) as archive:
@@ -118,14 +157,14 @@ def triton_tree(directory: Path) -> Path:
     return directory
 
 
-def patched_tree(stock_site: Path, directory: Path) -> Path:
+def patched_tree(stock_site: Path, directory: Path, base: str = BASE) -> Path:
     """The same after the series. Raises Failed for a patch that does not fit exactly."""
 
     def read(path: str) -> bytes | None:
         file = stock_site / path
         return file.read_bytes() if file.is_file() else None
 
-    changed = load_patchset(data_dir("patches") / BASE).apply(read)
+    changed = load_patchset(data_dir("patches") / base).apply(read)
     shutil.copytree(stock_site, directory, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
     for path, content in changed.items():
         (directory / path).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -12,9 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from ddtree_ops import release
+from ddtree_ops.cli import build as cli_build
 from ddtree_ops.errors import Failed, UsageError
-from ddtree_ops.release import Cache, Release, Target, build
+from ddtree_ops.release import Cache, Release, Target, build, release_id, untried_base
 from ddtree_ops.release.build import PACKAGE, RECIPE
 from ddtree_ops.release.trim import KEEP, TRIM, left_out_by
 
@@ -199,3 +203,27 @@ def test_every_trim_rule_has_a_reason_and_the_exception_holds() -> None:
 
 def test_the_locks_are_packaged() -> None:
     assert (PACKAGE / "release/locks/reference-cp311.txt").is_file()
+
+
+def test_a_base_that_has_not_served_is_told_of_and_not_slimmed() -> None:
+    """What --slim leaves out is what the proven base served without: a later one compiles more while it runs."""
+    assert "No GPU has run it" in str(untried_base("sglang-0.5.23")) and untried_base("sglang-0.5.17") is None
+    newest = Target("sglang-0.5.23", "3.12", "sm_90", slim=True)
+    with pytest.raises(UsageError, match=r"which sglang-0\.5\.23 has not: No GPU has run it"):
+        release_id(newest)
+    assert release_id(dataclasses.replace(newest, slim=False)) and release_id(
+        dataclasses.replace(newest, base="sglang-0.5.17")
+    )
+
+
+def test_building_it_warns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise Failed("here")
+
+    monkeypatch.setattr(release, "build", stop)
+    for base, words in (("sglang-0.5.23", "! sglang-0.5.23: No GPU has run it"), ("sglang-0.5.17", "")):
+        monkeypatch.setattr(cli_build, "_base", lambda _, base=base: base)
+        with pytest.raises(typer.Exit):
+            cli_build.build("sglang", "sm_120")
+        said = capsys.readouterr().err
+        assert words in said and ("No GPU" in said) == bool(words)

@@ -107,6 +107,30 @@ def test_links_are_refused_and_caches_are_no_part_of_it(tmp_path: Path) -> None:
         (tmp_path / link).unlink()
 
 
+def test_an_overlay_of_another_base_is_taken_but_for_files_of_its_own(tmp_path: Path) -> None:
+    write_series(tmp_path / "old")
+    new = tmp_path / "new"
+    (new / "overlay/pkg").mkdir(parents=True)
+    (new / "overlay-of").write_text("old\n")
+    assert load_patchset(new).overlay == OVERLAY
+    (new / "overlay/pkg/more.py").write_bytes(b"x = 1\n")
+    assert load_patchset(new).overlay == {**OVERLAY, "pkg/more.py": b"x = 1\n"}
+    (path,) = OVERLAY
+    (new / "overlay" / path).parent.mkdir(exist_ok=True)
+    (new / "overlay" / path).write_bytes(b"mine = 1\n")
+    assert load_patchset(new).overlay[path] == b"mine = 1\n"
+    assert load_patchset(tmp_path / "old").overlay == OVERLAY
+
+
+@pytest.mark.parametrize("name", ["absent", "../old", "new", ""])
+def test_an_overlay_of_nobody_is_refused(name: str, tmp_path: Path) -> None:
+    write_series(tmp_path / "old")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "overlay-of").write_text(name)
+    with pytest.raises(Failed, match="there is no overlay of"):
+        load_patchset(tmp_path / "new")
+
+
 def test_smoke_lines_are_of_three_kinds(tmp_path: Path) -> None:
     write_series(tmp_path)
     (tmp_path / "smoke").write_text("# tried on the host\nimport pkg.sub.new\nalgorithm DDTREE\nflag --x-y\n")

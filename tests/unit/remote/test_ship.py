@@ -13,10 +13,12 @@ from typing import Self
 
 import pytest
 
+from ddtree_ops import host
 from ddtree_ops.errors import Failed, Unreachable
 from ddtree_ops.release import Release
 from ddtree_ops.remote import Agent, Result, Transport, connect
-from ddtree_ops.remote.ship import CONNECTIONS, SLICE, Piece, lots_of, remaining, ship, stream
+from ddtree_ops.remote.pieces import Piece, lots_of, remaining, stream
+from ddtree_ops.remote.ship import CONNECTIONS, SLICE, ship
 
 from ..release.test_build import make
 from .endpoint import Entry
@@ -177,11 +179,13 @@ def test_cuts_that_bring_nothing_are_bounded(release: Release, afar: Callable[..
     assert link.verbs.count("receive") == len(WAITS) + 1
 
 
-def test_a_sender_that_slept_goes_on(release: Release, afar: Callable[..., Afar]) -> None:
+def test_a_sender_that_slept_goes_on(
+    release: Release, afar: Callable[..., Afar], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The link held, but the host took the silence for its end: that is no failure."""
-    link = afar()
-    assert "\nIDLE_S = 12.0" in link.agent.source
-    link.agent.source = link.agent.source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 4.0")
+    link, source = afar(), host.receiver()
+    assert "\nIDLE_S = 12.0" in source
+    monkeypatch.setattr(host, "receiver", lambda: source.replace("\nIDLE_S = 12.0", "\nIDLE_S = 4.0"))
     slept: list[str] = []
 
     class Sleepy:
@@ -228,12 +232,15 @@ def test_a_blob_that_changes_in_staging_is_sent_again(release: Release, afar: Ca
     """Root's own copy is what is hashed: what the SSH user's directory did to it is found there."""
     link = afar()
     victim = release.manifest["files"][0]["sha256"]
+    content = release.blob(victim).read_bytes()
     inner = link.run
 
     def run(argv: Sequence[str], **more: object) -> Result:
         result = inner(argv, **more)  # type: ignore[arg-type]
         if link.verbs == ["call", "receive"]:
-            Path(f"/var/tmp/ddtree-staging-{Afar.user}/{victim}").write_bytes(b"something else")
+            staging = Path(f"/var/tmp/ddtree-staging-{Afar.user}")
+            for path in staging.glob("pack.*"):
+                path.write_bytes(path.read_bytes().replace(content, bytes(len(content))))
         return result
 
     link.run = run  # type: ignore[method-assign]

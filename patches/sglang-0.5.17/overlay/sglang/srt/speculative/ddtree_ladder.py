@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.speculative.ddtree_base import decode_graphs
+
 logger = logging.getLogger(__name__)
 
 
@@ -93,7 +95,7 @@ class Ladder:
     def _capture(self, place: int, rung: Rung) -> Built:
         from sglang.srt.runtime_context import get_context, get_spec
 
-        runner, decode = self._runner, self._runner.server_args.cuda_graph_config.decode
+        runner, decode = self._runner, decode_graphs(self._runner)
         width, sizes = get_spec().speculative_num_draft_tokens, decode.bs
         captured = self.built[0].graphs
         get_context().override("ddtree.rung", speculative_num_draft_tokens=rung.budget + 1)

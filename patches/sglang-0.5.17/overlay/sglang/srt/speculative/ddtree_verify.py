@@ -44,7 +44,7 @@ def walk(
     candidates, next_token, next_sibling: int64 [bs, W] as in `DraftTrees`. target_predict: int64 [bs, W], the target's
     token after each node. No path is longer than ``block_size`` nodes.
     """
-    from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func, verify_tree_greedy_triton
+    from sglang.srt.speculative.ddtree_base import verify_tree_greedy_func, verify_tree_greedy_triton
 
     bs, width = candidates.shape
     device = candidates.device

@@ -1,0 +1,14 @@
+"""DDTREE: what SGLang's releases keep in different places, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.speculative.eagle_utils import verify_tree_greedy_func, verify_tree_greedy_triton
+
+__all__ = ["decode_graphs", "verify_tree_greedy_func", "verify_tree_greedy_triton"]
+
+
+def decode_graphs(runner: Any) -> Any:
+    """The configuration in which the capture of a runner's decode graphs finds its batch sizes, as ``bs``."""
+    return runner.server_args.cuda_graph_config.decode
