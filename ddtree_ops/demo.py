@@ -211,7 +211,7 @@ def local_inventory(folder: Path, service: str, **entry: str) -> Path:
         "supervisor": "process",
         "root": str(folder / "host"),
         "gpus": {"count": 0, "name": "none", "arch": "none", "memory_gib": 0, "interconnect": "none"},
-        "services": {service: {**entry, "port": _free_port()}},
+        "services": {service: {**entry, "port": free_port()}},
     }
     (inventories / "local.yaml").write_text(yaml.safe_dump(local))
     return inventories
@@ -235,7 +235,8 @@ def _workspace(scratch: Path) -> Iterator[Workspace]:
         _make_writable(scratch)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

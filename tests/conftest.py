@@ -29,6 +29,7 @@ LEFT_OUT = {
 # What takes long, longest first: workers take file after file, and the last one taken should be a short one.
 LONG = (
     "tests/hosts/",
+    "tests/unit/router/",
     "tests/unit/exactness/",
     "tests/unit/sweep/",
     "tests/unit/engine/",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @command("build")
 def build(
-    engine: Annotated[str | None, typer.Option("--engine", help="sglang or reference (default).")] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="sglang, router or reference (default).")] = None,
     arch: Annotated[
         str | None, typer.Option("--arch", help="GPU arch such as sm_120; none for the CPU engine.")
     ] = None,
@@ -101,9 +101,12 @@ def _doubt(proven: bool) -> str:
 
 def _base(engine: str) -> str:
     from ddtree_ops.model.resolve import ENGINE_DEFAULTS
+    from ddtree_ops.model.routers import RELEASE_BASE
 
+    if engine == "router":
+        return RELEASE_BASE
     if engine not in ENGINE_DEFAULTS:
-        raise UsageError(f"--engine: not {engine!r}", hint=", ".join(ENGINE_DEFAULTS))
+        raise UsageError(f"--engine: not {engine!r}", hint=", ".join([*ENGINE_DEFAULTS, "router"]))
     return str(ENGINE_DEFAULTS[engine]["release_base"])
 
 

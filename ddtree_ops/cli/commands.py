@@ -67,6 +67,7 @@ COMMANDS = {
     "tune": Entry(
         "tune", "Find the fastest exact shape, AR and chain included, and write it as a profile with its evidence."
     ),
+    "export": Entry("export", "Render a service for Kubernetes or Slurm."),
     "patch": Entry("patch", "Check, edit and refresh the patches of SGLang."),
 }
 #: What the files of commands that were imported have registered, each a Typer application of its own.

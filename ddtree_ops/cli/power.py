@@ -77,7 +77,11 @@ def _tell_host(
             limit = restore_limit_s(deployment)
             fields.update(timeout_s=deployment.profile.stop_timeout_s, wait_s=min(limit, 3600), who=by["who"])
             reply = session.agent.call(verb, timeout=limit + 30, client=by["client"], **fields)
-        code, how = outcome(verb, reply)
+            code, how = outcome(verb, reply)
+            if deployment.fronts and verb in ("recover", "start") and code == 0:
+                from ddtree_ops.deploy.drain import put_back
+
+                put_back(session, screen)
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {how}", "" if code == 0 else "yellow")
         return code, {"reply": reply, "summary": how}
 

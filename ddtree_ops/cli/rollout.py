@@ -110,6 +110,10 @@ class Rollout:
     def _change(self, one: Ready, screen: Screen) -> tuple[int, dict[str, Any]]:
         session, plan, seen = one.session, one.plan, one.seen
         if one.idle:
+            if session.deployment.fronts:
+                from ddtree_ops.deploy.drain import put_back  # a client that was killed may have left it out
+
+                put_back(session, screen)
             return 0, {"outcome": {"result": "unchanged", "generation": plan.to}, "summary": "unchanged"}
         if settle(session, seen, screen):
             if one.stored is None:

@@ -24,8 +24,8 @@ def target(deployment: Deployment, python: str) -> Target:
     return Target(
         profile.release_base,
         python,
-        # The reference engine runs on CPUs, whatever else its host has.
-        "none" if profile.engine == "reference" else deployment.host.gpus.arch,
+        # The others run on CPUs, whatever else their host has.
+        deployment.host.gpus.arch if profile.engine == "sglang" else "none",
         wheels=options.wheels,
         slim=options.slim,
         provided=tuple(options.provided),

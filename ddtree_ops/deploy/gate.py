@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.deploy.facts import System
+from ddtree_ops.deploy.workers import workers_at
 from ddtree_ops.errors import Failed
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Prompt, Verdict, builtin_prompts, load_prompts, run_gate
 from ddtree_ops.exactness.golden import Recording
-from ddtree_ops.exactness.plan import Tree, check_plan
+from ddtree_ops.exactness.plan import ROUTED, Tree, check_plan
 from ddtree_ops.model import Profile
 from ddtree_ops.remote.transport import Transport
 
@@ -26,7 +27,7 @@ def gate_plan(
     prompts, prompt_set = gate_prompts(profile, workspace)
     return GatePlan(
         url=url,
-        algorithm=profile.algorithm,
+        algorithm=profile.algorithm if profile.router is None else ROUTED,
         dtype=profile.dtype,
         policy=exactness.policy,
         epsilon_roundings=exactness.epsilon_roundings,
@@ -72,9 +73,14 @@ def prove(
 ) -> Verdict:
     """Run the gate against the service on the host's loopback ``port``; never raises for what the server does.
 
+    Raises Failed for a router that does not find all its backends healthy.
+
     ``overrides``: fields of the plan that an operator asked for; ``recording`` collects the outputs.
     """
     with transport.forward(port) as url:
+        if profile.router is not None:
+            with workers_at(transport.name, url) as workers:
+                workers.await_healthy(profile.router.workers, profile.load_timeout_s)
         plan = gate_plan(profile, url, expect, workspace, api_key(transport, profile))
         plan = dataclasses.replace(plan, **(overrides or {}))
         tell = (lambda what, done, total: progress(f"gate: {what}", done, total)) if progress else None

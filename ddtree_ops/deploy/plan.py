@@ -313,6 +313,11 @@ def _notes(deployment: Deployment, facts: Facts, known: Known, *, lost: bool) ->
         notes.append(f"until confirmed only the host itself reaches port {port}: it binds {deployment.profile.bind}")
     else:
         notes.append(f"until confirmed only the host itself reaches port {port} (IPAddressDeny=, tried on the host)")
+    for front in deployment.fronts:
+        limit = front.router.drain_timeout_s
+        notes.append(f"{front.name} sends it nothing meanwhile; what runs may finish, at most {limit} s")
+    if deployment.profile.router is not None:
+        notes.append("while it restarts new connections are refused; what runs may finish")
     notes += [f"rule {rule}" for rule in deployment.profile.applied_rules]
     notes += map(str, silenced_rules(deployment))
     notes += [known.evidence] if known.evidence else []

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ddtree_ops.deploy.aftermath import Outcome, conclude
+from ddtree_ops.deploy.drain import away
 from ddtree_ops.deploy.drift import find_drift
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import preflight
@@ -88,8 +89,9 @@ def rollback(session: Session, seen: Facts, target: Target, ui: Ui, *, overwrite
         ui.warn(f"drift, replaced by the rollback: {line}")
     bootstrap(session, seen, ui)
     sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
-    attended = apply(session, sealed, profile, ui, system=seen.system, gate=not adopted)
-    confirmed = conclude(session, plan, attended, ui)
+    with away(session, seen, ui):
+        attended = apply(session, sealed, profile, ui, system=seen.system, gate=not adopted)
+        confirmed = conclude(session, plan, attended, ui)
     return dataclasses.replace(confirmed, seconds=time.monotonic() - started)
 
 

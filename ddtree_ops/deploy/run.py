@@ -12,6 +12,7 @@ from typing import Any
 
 from ddtree_ops.deploy.aftermath import Attended, Outcome, conclude, keep_evidence
 from ddtree_ops.deploy.attend import Attendance
+from ddtree_ops.deploy.drain import away
 from ddtree_ops.deploy.facts import Facts, System
 from ddtree_ops.deploy.fitting import fitting
 from ddtree_ops.deploy.gate import preflight, prove, stored
@@ -37,8 +38,9 @@ def deploy(session: Session, plan: Plan, seen: Facts, ui: Ui) -> Outcome:
         return Outcome(plan.host, plan.service, "unchanged", plan.to, plan.release, seconds=time.monotonic() - started)
     sent = make_ready(session, plan, seen, ui)
     sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
-    attended = apply(session, sealed, deployment.profile, ui, system=seen.system)
-    confirmed = conclude(session, plan, attended, ui)
+    with away(session, seen, ui):
+        attended = apply(session, sealed, deployment.profile, ui, system=seen.system)
+        confirmed = conclude(session, plan, attended, ui)
     return dataclasses.replace(confirmed, bytes_sent=sent, seconds=time.monotonic() - started)
 
 

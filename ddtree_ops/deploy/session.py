@@ -135,6 +135,8 @@ class Session:
         """None where the service itself listens on loopback only; else the host tries it with a transient unit."""
         if is_loopback(profile.bind):
             return None
+        if profile.router is not None:
+            return "a guard would keep the router from its backends, too"
         if self.deployment.host.supervisor != "systemd":
             return "there is no systemd to enforce it"
         return str(self.agent.call("guard")["why"])

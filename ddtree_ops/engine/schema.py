@@ -24,8 +24,18 @@ _MAX_INT = (1 << 31) - 1
 _FIELDS = frozenset({"text", "input_ids", "sampling_params", "rid", "extra_key", "stream"}) | frozenset(
     {"return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs"}
 )
-#: What SGLang's own bench_serving sends with every request.
-_NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {"lora_path": (None,), "return_routed_experts": (None, False)}
+#: What SGLang's own bench_serving sends with every request, and sglang-router 0.3.2 adds to every one.
+_NEUTRAL_FIELDS: dict[str, tuple[Any, ...]] = {
+    "lora_path": (None,),
+    "return_routed_experts": (None, False),
+    "model": (None,),
+    "log_metrics": (True,),
+    "return_hidden_states": (False,),
+    "background": (False,),
+    "no_logs": (False,),
+    "return_bytes": (False,),
+    "return_entropy": (False,),
+}
 _SAMPLING_FIELDS = frozenset({"max_new_tokens", "stop_token_ids", "ignore_eos", "top_k", "sampling_seed"}) | frozenset(
     {"temperature", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"}
 )

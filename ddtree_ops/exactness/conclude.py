@@ -8,7 +8,7 @@ import msgspec
 
 from ddtree_ops.exactness import judge, structure
 from ddtree_ops.exactness.evidence import MIN_DISTINCT_PROMPTS, Evidence
-from ddtree_ops.exactness.plan import GatePlan, Load
+from ddtree_ops.exactness.plan import ROUTED, GatePlan, Load
 from ddtree_ops.exactness.verdict import FORMAT, MAX_REASONS, Counts, Finding, Kind, Reason, RunCounts, Shown, Verdict
 
 MIN_STEPS = 32
@@ -102,7 +102,7 @@ def _of_speculation(plan: GatePlan, runs: Sequence[RunCounts]) -> list[Reason]:
     steps = sum(run.verify_steps for run in runs)
     generated = sum(run.generated for run in runs)
     requests = sum(run.requests for run in runs)
-    if generated < judge.MIN_JUDGED:
+    if generated < judge.MIN_JUDGED or plan.algorithm == ROUTED:
         return []
     if plan.algorithm == "none":
         if steps:

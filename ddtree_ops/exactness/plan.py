@@ -29,6 +29,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 SAMPLED = ("same-seed", "distribution")
 """Methods above temperature 0. They go beside the greedy ones, never in their place."""
 
+ROUTED = "routed"
+
 METHODS = ("self-score", "replay", "golden", *SAMPLED)
 
 
@@ -66,7 +68,8 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True)
 class GatePlan:
-    """``url`` is the server's base; ``algorithm`` none, dflash or ddtree; ``dtype`` float32, bfloat16, float16 or auto
+    """``url`` is the server's base; ``algorithm`` none, dflash, ddtree, or routed where each request may meet another
+    server, of which each was proven by itself; ``dtype`` float32, bfloat16, float16 or auto
     (judged with bfloat16's epsilon). ``expect``: `/server_info` key -> the value it must show. ``vocab_size`` and
     ``stop_token_ids`` add to what the server tells. ``prompt_set`` names the prompts in the verdict.
     ``near_tie_rate``: judge.rate_exceeded. ``logit_scale``: judge.epsilon. ``time_limit_s`` bounds the whole run.
@@ -136,7 +139,7 @@ def check_plan(plan: GatePlan) -> None:
             plan.dtype not in (*UNIT_ROUNDOFF, "auto"),
             f"dtype {plan.dtype!r}; allowed: {', '.join(UNIT_ROUNDOFF)}, auto",
         ),
-        (plan.algorithm not in ("none", "dflash", "ddtree"), f"algorithm {plan.algorithm!r}"),
+        (plan.algorithm not in ("none", "dflash", "ddtree", ROUTED), f"algorithm {plan.algorithm!r}"),
         (
             not (plan.api_key or "x").isascii() or not (plan.api_key or "x").isprintable(),
             "api_key is not printable ASCII",

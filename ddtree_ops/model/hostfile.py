@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 
 from ddtree_ops.model import check, secrets
 from ddtree_ops.model.profilefile import ALGORITHMS, ENGINES, PROFILE_KEYS
+from ddtree_ops.model.routerfile import ROUTER, parse_router
 from ddtree_ops.model.types import Gpus, Host, ReleaseOptions, Rule, SecretRef, Service, When
 from ddtree_ops.model.yamlfile import Node
 
@@ -186,12 +187,20 @@ def _services(node: Node, gpus: Gpus) -> dict[str, Service]:
     for name, child in check.any_mapping(node).items():
         if not re.fullmatch(check.NAME_FORM, name):
             child.fail("not a service's name", allowed=check.NAME_TEXT)
-        nodes = check.mapping(child, ("profile", "base", "port", "gpus"), required=("profile", "port"))
+        if "router" in check.any_mapping(child):
+            nodes = check.mapping(child, ("router", "port"), required=("port",))
+        else:
+            nodes = check.mapping(child, ("profile", "base", "port", "gpus", "router"), required=("profile", "port"))
         # A service runs as an unprivileged user, which cannot listen below 1024.
         port = check.integer(nodes["port"], 1024, 65_535)
-        if port in ports:
-            nodes["port"].fail(f"{port} is the port of {ports[port]} too", allowed="one service a port")
-        ports[port] = name
+        router = parse_router(nodes["router"]) if "router" in nodes else None
+        taken = [(port, nodes["port"])]
+        if router is not None:
+            taken.append((router.metrics_port, nodes["router"].child("metrics_port") or nodes["router"]))
+        for number, where in taken:
+            if number in ports:
+                where.fail(f"{number} is the port of {ports[number]} too", allowed="one service a port")
+            ports[number] = name
         indices: list[int] = []
         for item in check.items(nodes["gpus"], lambda each: each) if "gpus" in nodes else []:
             index = (
@@ -204,11 +213,12 @@ def _services(node: Node, gpus: Gpus) -> dict[str, Service]:
             owners[index] = name
             indices.append(index)
         services[name] = Service(
-            profile=check.name(nodes["profile"]),
+            profile=check.name(nodes["profile"]) if router is None else ROUTER,
             base=check.name(nodes["base"]) if "base" in nodes else None,
             port=port,
             gpus=indices,
             line=child.line,
+            router=router,
         )
     return services
 

@@ -33,9 +33,14 @@ MINIMAL: dict[str, Any] = {
     "gpus": GPUS,
     "services": {"name": {"profile": "b8k4", "port": 30000}},
 }
+#: The same with a router, which has no profile.
+ROUTED: dict[str, Any] = {
+    **MINIMAL,
+    "services": {"name": {"port": 30000, "router": {"backends": ["host/service"]}}},
+}
 #: Keys that must be there where what they belong to is.
 REQUIRED = re.compile(
-    r"evidence\.\w+|address|gpus|gpus\.\w+|services|services\.NAME\.(profile|port)|rules\[\]\.\w+|checks\.NAME\.\w+"
+    r"evidence\.\w+|address|gpus|gpus\.\w+|services|services\.NAME\.(profile|port|router\.backends)|rules\[\]\.\w+|checks\.NAME\.\w+"
 )
 
 
@@ -56,11 +61,12 @@ def host_keys() -> list[Key]:
     def parse(document: Any) -> Any:
         return hostfile.parse_host(_node(document), "host", Path("/workspace"))
 
-    found = parse(MINIMAL)
+    plain, routed = parse(MINIMAL), parse(ROUTED)
     rows = []
     for path, meaning in HOST.items():
+        found = routed if ".router." in path else plain
         default = "required" if REQUIRED.fullmatch(path) else _yaml(_of(found, path))
-        rows.append(Key(path, meaning, _allowed(parse, MINIMAL, path), default))
+        rows.append(Key(path, meaning, _allowed(parse, ROUTED if ".router" in path else MINIMAL, path), default))
     return rows
 
 

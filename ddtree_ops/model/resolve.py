@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+import msgspec
+
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model.archs import apply_arch_rules
 from ddtree_ops.model.check import nearest
+from ddtree_ops.model.routers import fronts_of, route
 from ddtree_ops.model.rules import apply_rules
 from ddtree_ops.model.types import Deployment, Exactness, Host, Origin, Profile, RawProfile, Service, Workspace
 from ddtree_ops.model.validate import refuse_contradictions
@@ -108,11 +111,33 @@ def resolve(
     """The deployment of a host's service. ``profile_override`` replaces the profile (the tree's shape), not the base.
 
     ``service_name`` may be None where the host has one service. Raises UsageError with file, line, key and what is
-    allowed when a name is unknown or the profile contradicts itself or the host.
+    allowed when a name is unknown, the profile contradicts itself or the host, or a router in front of it does.
     """
     host = _host(workspace, host_name)
     name = _service_name(host, service_name)
+    made = _resolve_alone(workspace, host, name, profile_override)
+    fronts = [
+        front
+        for one in workspace.hosts.values()
+        for other, service in one.services.items()
+        if service.router is not None and service.router.names(host.name, name)
+        for front in fronts_of(_resolve_alone(workspace, one, other, None), made)
+    ]
+    return msgspec.structs.replace(made, fronts=fronts) if fronts else made
+
+
+def _resolve_alone(workspace: Workspace, host: Host, name: str, profile_override: str | None) -> Deployment:
+    """The deployment without the routers in front of it."""
     service = host.services[name]
+    if service.router is not None:
+        if profile_override is not None:
+            problem = position(host.file, service.line, f"services.{name}", "a router has no profile to replace")
+            raise UsageError(problem, hint="--profile goes to its backends: --host, --service")
+        behind = [
+            _resolve_alone(workspace, workspace.hosts[backend.host], backend.service, None)
+            for backend in service.router.backends
+        ]
+        return route(host, name, service, service.router, behind)
     profile_name = profile_override or service.profile
     where = Origin(file=host.file, line=service.line, path=f"services.{name}")
     merged = Merged()

@@ -7,7 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-Engine: TypeAlias = Literal["sglang", "reference"]
+Engine: TypeAlias = Literal["sglang", "reference", "router"]
+Balancing: TypeAlias = Literal["cache_aware", "round_robin", "random", "power_of_two"]
 Algorithm: TypeAlias = Literal["none", "dflash", "ddtree"]
 Policy: TypeAlias = Literal["exact", "near-tie"]
 Severity: TypeAlias = Literal["off", "info", "warning", "error"]
@@ -65,14 +66,61 @@ class AppliedRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"{', '.join(self.changes)}: {self.reason} ({self.name})"
 
 
+class Backend(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A service of the inventory that a router sends requests to; ``line`` and ``path``: where that was written."""
+
+    host: str
+    service: str
+    line: int
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.host}/{self.service}"
+
+
+class Router(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A router as it is written. ``drain_timeout_s``: how long running requests may take to finish before a change;
+    ``max_unavailable``: how many backends changes may take away at once.
+    """
+
+    backends: list[Backend]
+    policy: Balancing
+    metrics_port: int
+    health_interval_s: int
+    health_timeout_s: int
+    drain_timeout_s: int
+    max_unavailable: int
+    bind: str
+    open: str | None
+
+    def names(self, host: str, service: str) -> bool:
+        """Whether a service is one of its backends."""
+        return any((one.host, one.service) == (host, service) for one in self.backends)
+
+
+class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a router runs with: ``workers`` are the base URLs of its backends, in the inventory's order."""
+
+    workers: list[str]
+    policy: Balancing
+    metrics_port: int
+    health_interval_s: int
+    health_timeout_s: int
+    drain_timeout_s: int
+
+
 class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A service of a host: which profile over which base, its port and its GPUs' indices."""
+    """A service of a host: which profile over which base, its port and its GPUs' indices.
+
+    With ``router`` it is no engine, and its ``profile`` is made from its backends'.
+    """
 
     profile: str
     base: str | None
     port: int
     gpus: list[int]
     line: int
+    router: Router | None = None
 
 
 class ReleaseOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,7 +194,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ``budget`` counts tree nodes verified a step, the root excluded; ``ladder`` has smaller ones for
     larger batches, as `ddtree_ops.engine.ladder` reads it. ``open`` is the reason for serving beyond
     loopback without a key. ``applied_rules`` says what the host's rules and those of its GPUs' arch changed. ``checks``
-    is for ``ddtree doctor`` and ``evidence`` for who reads a plan; they change nothing of what runs.
+    is for ``ddtree doctor`` and ``evidence`` for who reads a plan; they change nothing of what runs. ``router`` is what
+    a router runs with; the rest is then what its gate needs to know of its backends.
     """
 
     name: str
@@ -182,6 +231,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     applied_rules: list[AppliedRule]
     checks: dict[str, CheckOverride] = {}
     evidence: EvidenceRef | None = None
+    router: Routing | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,11 +267,24 @@ class Workspace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_unavailable: int = 1
 
 
+class Front(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A router in front of a service: its own deployment, what was written, the URL by which it knows the service."""
+
+    deployment: Deployment
+    router: Router
+    url: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.deployment.host.name}/{self.deployment.service_name}"
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One service on one host with the profile resolved: what everything else takes."""
+    """One service on one host with the profile resolved: what everything else takes. ``fronts``: routers before it."""
 
     workspace_path: Path
     host: Host
     service_name: str
     service: Service
     profile: Profile
+    fronts: list[Front] = []

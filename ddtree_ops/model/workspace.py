@@ -14,6 +14,7 @@ from ddtree_ops.errors import UsageError
 from ddtree_ops.model import check
 from ddtree_ops.model.hostfile import parse_host
 from ddtree_ops.model.profilefile import parse_profile
+from ddtree_ops.model.routers import check_routers
 from ddtree_ops.model.types import Host, RawProfile, Workspace
 from ddtree_ops.model.yamlfile import Node, position, read_yaml
 
@@ -62,6 +63,7 @@ def load_workspace(path: Path) -> Workspace:
             raise UsageError(f"{shown}: '{name}' cannot be a host's name: --host {name} means every host")
         hosts[name] = parse_host(root, name, path)
     _check_fleet(fleet, hosts)
+    check_routers(hosts)
     first = {name: index for index, (name, _) in enumerate(fleet.order)}
     hosts = dict(sorted(hosts.items(), key=lambda item: (first.get(item[0], len(first)), item[0])))
     profiles = {

@@ -29,6 +29,8 @@ RECIPE = 2
 PACKAGE = Path(__file__).parents[1]
 #: What uvicorn loads by name, besides what the engine's own modules import.
 LOADED_BY_NAME = ("uvicorn.lifespan.on", "uvicorn.loops.auto", "uvicorn.protocols.http.auto")
+#: The launcher imports all of its Python, and the extension that does the work.
+ROUTER_SMOKE = ("sglang_router.sglang_router_rs", "sglang_router.launch_router")
 #: What a server of SGLang imports before it is up, kernels first: a wrong ABI shows there.
 SGLANG_SMOKE = (
     *("torch", "triton", "sgl_kernel", "sglang", "sglang.srt.server_args"),
@@ -72,6 +74,8 @@ class _Inputs:
         """Imports (and what the patches ask for) that the host tries before the release counts as installed."""
         if self.target.engine == "sglang":
             return [*(f"import {module}" for module in SGLANG_SMOKE), *self.patchset.smoke]
+        if self.target.engine == "router":
+            return [f"import {module}" for module in ROUTER_SMOKE]
         packages = f"{site_packages(self.lock.python)}/"
         own = [path.removeprefix(packages) for path in self.own if path.startswith(packages)]
         modules = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in sorted(own)]
@@ -166,7 +170,7 @@ def _inputs(target: Target, lock: Lock, package: Path, patches: Path | None) -> 
     patchset = PatchSet()
     if target.engine == "reference":
         own = {path: file.read_bytes() for path, file in reference_files(package, lock.python).items()}
-    else:
+    elif target.engine == "sglang":
         directory = patches or data_dir("patches") / target.base
         patchset = load_patchset(directory)
         if target.slim and (why := untried(directory)):

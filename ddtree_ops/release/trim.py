@@ -31,6 +31,7 @@ _NO_ENGINE_READS = (
 #: By engine. SGLang compiles kernels while it runs: headers, libraries to link against and sources stay.
 TRIM: dict[str, tuple[Rule, ...]] = {
     "sglang": _NO_ENGINE_READS,
+    "router": _NO_ENGINE_READS,
     "reference": (
         *_NO_ENGINE_READS,
         Rule("*.a", "static libraries, to link against"),

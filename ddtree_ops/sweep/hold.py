@@ -17,6 +17,7 @@ from typing import Any
 
 from ddtree_ops.deploy import run as deploying
 from ddtree_ops.deploy.attend import Attendance
+from ddtree_ops.deploy.drain import away
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import api_key, prove
@@ -119,8 +120,10 @@ class Hold:
             return self._check(transport, plan, seen, sealed, began)
 
         attendance = Attendance(self.session, sealed, _Calm(self.ui), prove=check, for_host=lambda _: NEVER_KEPT)
-        end, _ = attendance.run()
-        self._finish(end, time.monotonic() - began)
+        with away(self.session, seen, self.ui):
+            began = time.monotonic()
+            end, _ = attendance.run()
+            self._finish(end, time.monotonic() - began)
 
     def _work_s(self) -> float:
         """How long measuring may take before the host ends it by itself."""

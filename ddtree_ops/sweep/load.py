@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import random
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.sweep.grid import Load
@@ -77,6 +78,57 @@ async def drive(
     finally:
         client.close()
     return found
+
+
+@dataclass
+class Kept:
+    """What became of a load that was kept up: every answer, and of each request without one what came instead."""
+
+    samples: list[Sample] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+async def keep(
+    url: str,
+    prompts: PromptSet,
+    kept: Kept,
+    *,
+    max_tokens: int,
+    concurrency: int,
+    limit_s: float,
+    pause_s: float,
+    over: Callable[[], bool],
+) -> None:
+    """Keep requests in flight until ``over``, whatever becomes of them; each that was sent is waited for, ``limit_s``.
+
+    ``pause_s`` is between an answer, or a failure, and the next request of the same ``concurrency``.
+
+    ``kept`` is filled while it runs, for whoever looks from another thread.
+    """
+    client, namespace = Client(url), f"ddtree-keep-{secrets.token_hex(8)}"
+    numbers = itertools.count()
+
+    async def worker() -> None:
+        while not over():
+            number = next(numbers)
+            index = number % len(prompts.prompts)
+            try:
+                async with asyncio.timeout(limit_s):
+                    answer = await client.generate(request_body(prompts, index, max_tokens, f"{namespace}-{number}"))
+                got = answer.body.get("meta_info", {}).get("completion_tokens")
+                if got != max_tokens:
+                    raise RequestFailed(f"{got} tokens instead of {max_tokens}")
+                kept.samples.append(Sample(index, answer))
+            except (RequestFailed, TimeoutError) as error:
+                kept.failed.append(str(error) or f"no whole answer within {limit_s:g} s")
+            await asyncio.sleep(pause_s)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(worker())
+    finally:
+        client.close()
 
 
 async def _closed(one: Callable[[int], Any], count: int, concurrency: int) -> None:

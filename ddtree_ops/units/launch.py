@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, NamedTuple
 
 from ddtree_ops.errors import UsageError
-from ddtree_ops.model.types import Deployment, Profile
+from ddtree_ops.model.types import Deployment, Profile, Routing
 
 _RELEASE_ID = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 API_KEY = "api-key"
+#: Health checks in a row that a router's backend fails before it gets no more requests.
+HEALTH_FAILURES = 2
 
 
 class Launch(NamedTuple):
@@ -25,7 +28,7 @@ def launch(deployment: Deployment, release_id: str) -> Launch:
     """The process of a deployment out of an installed release. Raises UsageError for a malformed release id."""
     release = release_path(deployment, release_id)
     python = f"{release}/venv/bin/python"
-    engine = _sglang if deployment.profile.engine == "sglang" else _reference
+    engine = {"sglang": _sglang, "reference": _reference, "router": _router}[deployment.profile.engine]
     argv = [python, "-m", *engine(deployment, f"{release}/share"), *deployment.profile.extra_args]
     return Launch(argv=argv, env=_environment(deployment, f"{release}/venv/bin"))
 
@@ -69,8 +72,10 @@ def expectations(profile: Profile) -> dict[str, Any]:
     """What ``/server_info`` must show under SGLang's names when what runs is what was asked.
 
     Stock SGLang turns some arguments back with a warning only (facts: DFLASH forces topk 1), so each that shapes the
-    tree is compared. Values that the engine chooses by itself are left out.
+    tree is compared. Values that the engine chooses by itself are left out. A router tells that it is one.
     """
+    if profile.router is not None:
+        return {"router_manager": True}
     wanted: dict[str, Any] = {
         "dtype": profile.dtype,
         "speculative_algorithm": None if profile.algorithm == "none" else profile.algorithm.upper(),
@@ -124,6 +129,41 @@ def _reference(deployment: Deployment, share: str) -> list[str]:
     return argv
 
 
+def _router(deployment: Deployment, share: str) -> list[str]:
+    """sglang-router's own words (0.3.2), whose control plane is on the port that it serves on."""
+    routing = deployment.profile.router
+    assert routing is not None
+    return [
+        "sglang_router.launch_router",
+        *("--host", deployment.profile.bind),
+        *("--port", str(deployment.service.port)),
+        *("--worker-urls", *routing.workers),
+        *("--policy", routing.policy),
+        *("--prometheus-host", "127.0.0.1"),
+        *("--prometheus-port", str(routing.metrics_port)),
+        *("--worker-startup-check-interval", "1"),
+        *("--health-check-interval-secs", str(routing.health_interval_s)),
+        *("--health-check-timeout-secs", str(routing.health_timeout_s)),
+        *("--health-failure-threshold", str(HEALTH_FAILURES)),
+        *("--health-success-threshold", "1"),
+        *("--retry-max-retries", str(retries(routing))),
+        # what is running when it is told to stop may finish
+        *("--shutdown-grace-period-secs", str(routing.drain_timeout_s)),
+        # it counts a client's bad requests (400) as its worker's failures: ten of them would take a sound one away
+        "--disable-circuit-breaker",
+    ]
+
+
+def retries(routing: Routing) -> int:
+    """How often a request is tried before its client hears of it: until a dead backend is certainly found out.
+
+    A retry meets the dead one again as the policy has it, so that 5 of them (the default) are not enough: they are
+    over in a second. Waits grow by half from 50 ms on, less a fifth at most: n of them take 80 ms x (1.5^n - 1).
+    """
+    found_out_s = HEALTH_FAILURES * (routing.health_interval_s + routing.health_timeout_s)
+    return math.ceil(math.log(1 + found_out_s / 0.08, 1.5)) + 1
+
+
 def _common(deployment: Deployment, share: str) -> list[str]:
     """What both engines call by the same name."""
     profile = deployment.profile
@@ -166,6 +206,10 @@ def _environment(deployment: Deployment, bin_directory: str) -> dict[str, str]:
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, deployment.service.gpus)) if uses_gpus(deployment) else "",
     }
+    if profile.router is not None:
+        # It looks for its workers' tokenizers: where a path is not on its own host, at this address and nowhere else.
+        # Its title would go over its environment, by which a supervisor without systemd knows its processes.
+        owned |= {"HF_ENDPOINT": "http://127.0.0.1:9", "NO_COLOR": "1", "SPT_NOENV": "1"}
     if uses_gpus(deployment):
         owned |= {
             "TRITON_CACHE_DIR": f"{cache}/triton",

@@ -11,7 +11,7 @@ from ddtree_ops.units import cache_directory, uses_gpus
 GROUP = "disk and models"
 DFLASH = "ddtree_ops/engine/config.py: what SGLang 0.5.17 reads of a DFlash drafter"
 #: Bytes that a release with its venv takes, and room for the one that runs beside it.
-RELEASE_BYTES = {"sglang": 16 << 30, "reference": 2 << 30}
+RELEASE_BYTES = {"sglang": 16 << 30, "reference": 2 << 30, "router": 1 << 29}
 #: What a rank needs beside weights and KV cache: CUDA context, graphs, activations.
 RESERVE_GIB = 4.0
 

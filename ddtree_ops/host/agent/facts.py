@@ -153,7 +153,7 @@ ARGUMENTS = frozenset(
     cuda_graph_bs cuda_graph_max_bs disable_radix_cache disable_overlap_schedule disable_custom_all_reduce
     enable_nccl_nvls enable_torch_compile enable_deterministic_inference enable_metrics skip_tokenizer_init
     trust_remote_code reasoning_parser tool_call_parser stream_interval watchdog_timeout numa_node engine block_size
-    avg_spec_accept_length""".split()  # noqa: SIM905
+    avg_spec_accept_length router_manager workers_count""".split()  # noqa: SIM905
 )
 
 

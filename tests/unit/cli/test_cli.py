@@ -28,6 +28,7 @@ COMMANDS = [
     "hosts",
     "doctor",
     "build",
+    "export",
     "patch",
     "render",
     "plan",

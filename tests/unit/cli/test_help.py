@@ -12,7 +12,7 @@ import pytest
 
 from ddtree_ops.model import hostfile, meanings, reference
 from ddtree_ops.model.profilefile import _EXACTNESS_KEYS, PROFILE_KEYS
-from ddtree_ops.model.types import CheckOverride, EvidenceRef, Gpus, ReleaseOptions, SecretRef, Service
+from ddtree_ops.model.types import CheckOverride, EvidenceRef, Gpus, ReleaseOptions, Router, SecretRef, Service
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -47,6 +47,7 @@ def test_every_key_has_its_meaning() -> None:
     assert set(meanings.PROFILE) == profile
     host = {*hostfile._HOST_KEYS, *below("gpus", Gpus.__struct_fields__)}
     host |= below("release", ReleaseOptions.__struct_fields__) | below("services.NAME", Service.__struct_fields__)
+    host |= below("services.NAME.router", Router.__struct_fields__)
     host |= below("rules[]", ("when", "set", "reason"))
     host |= below("secrets.NAME", SecretRef.__struct_fields__) - {"secrets.NAME.secret"}
     assert set(meanings.HOST) == host

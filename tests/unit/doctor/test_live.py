@@ -10,8 +10,9 @@ import httpx
 import pytest
 
 from ddtree_ops.doctor.glance import age, row_of
-from ddtree_ops.doctor.live import Now, combine, fetch, parse_metrics, parse_smi, total
+from ddtree_ops.doctor.live import Now, combine, parse_smi
 from ddtree_ops.errors import Failed
+from ddtree_ops.remote.metrics import fetch, parse_metrics, total
 
 from .recorded import healthy_case, sick_case
 

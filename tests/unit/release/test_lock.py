@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddtree_ops.errors import UsageError
+from ddtree_ops.model.routers import RELEASE_BASE
+from ddtree_ops.release import Target, release_id
 from ddtree_ops.release.lock import LOCKS, load_lock, locked_pythons, parse_lock
 
 A, B = "a" * 64, "b" * 64
@@ -65,3 +67,12 @@ def test_every_lock_that_ships_is_sound_and_named_after_its_python() -> None:
     for name in names:
         engine, _, tag = name.rpartition("-cp")
         assert load_lock(engine, f"{tag[0]}.{tag[1:]}").pins
+
+
+def test_the_router_is_locked_in_one_version() -> None:
+    found = {python: load_lock(RELEASE_BASE, python) for python in locked_pythons(RELEASE_BASE)}
+    assert list(found) == ["3.11", "3.12"]
+    versions = {python: {pin.name: pin.version for pin in lock.pins} for python, lock in found.items()}
+    assert versions["3.11"] == versions["3.12"] and versions["3.11"]["sglang-router"] == "0.3.2"
+    ids = {release_id(Target(RELEASE_BASE, python)) for python in found}
+    assert len(ids) == 2  # each with wheels of its own, and none with a patch

@@ -21,7 +21,7 @@ from ddtree_ops.demo import local_inventory
 from ddtree_ops.deploy.fitting import release_ids
 from ddtree_ops.deploy.session import open_session
 from ddtree_ops.engine_pair import PAIR
-from ddtree_ops.model import Workspace, load_workspace, resolve
+from ddtree_ops.model import Deployment, Workspace, load_workspace, resolve
 
 CHECKOUT = Path(__file__).parents[3]
 SERVICE = "tiny"
@@ -55,6 +55,11 @@ def make_workspace(folder: Path, **profile: Any) -> Workspace:
     for release in set(release_ids(resolve(workspace, "local")).values()):
         install(folder / "host", release)
     return workspace
+
+
+def release_of(deployment: Deployment) -> str:
+    """The release that its host has, of those that its base is locked for."""
+    return next(iter(release_ids(deployment).values()))
 
 
 def install(root: Path, release: str) -> None:
