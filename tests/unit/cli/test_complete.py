@@ -48,7 +48,7 @@ def offered(line: str, folder: Path, **environment: str) -> list[str]:
         ("ddtree deploy --host ct200 --profile b", ["b16k4", "b8k4"]),
         ("ddtree report sweeps/", ["sweeps/ct200-one", "sweeps/ct200-two"]),
         ("ddtree snapshot --run sweeps/ct200-o", ["sweeps/ct200-one"]),
-        ("ddtree help ex", ["exactness", "exit-codes"]),
+        ("ddtree help exa", ["exactness"]),
     ],
 )
 def test_names_of_the_workspace_are_offered(fleet: Path, line: str, names: list[str]) -> None:

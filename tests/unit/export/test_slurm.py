@@ -80,7 +80,7 @@ def test_the_script_starts_proves_measures_and_ends(tmp_path: Path) -> None:
     )
     jobs.chmod(0o755)
     out = tmp_path / "out"
-    environment = {**os.environ, "DDTREE_PYTHON": str(jobs), "PYTHONPATH": f"{CHECKOUT}:{os.environ['PYTHONPATH']}"}
+    environment = {**os.environ, "DDTREE_PYTHON": str(jobs), "PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
     with out.open("w") as stream:
         running = subprocess.Popen(["bash", path], env=environment, stdout=stream, start_new_session=True)
         try:
