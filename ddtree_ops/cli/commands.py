@@ -70,6 +70,23 @@ COMMANDS = {
     "export": Entry("export", "Render a service for Kubernetes or Slurm."),
     "patch": Entry("patch", "Check, edit and refresh the patches of SGLang."),
 }
+#: How ``ddtree --help`` groups them; each is in one group.
+GROUPS = {
+    "Look (nothing is changed)": (
+        *("plan", "status", "hosts", "doctor", "verify-exactness", "history", "logs", "releases", "render"),
+    ),
+    "Change a host": ("deploy", "rollback", "stop", "start", "restart", "recover", "unlock", "prune"),
+    "Measure": ("sweep", "report", "tune"),
+    "Make": ("init", "snapshot", "build", "export", "patch", "demo"),
+    "Read": ("help",),
+}
+EXAMPLES = (
+    ("ddtree init fleet", "a workspace to edit"),
+    ("ddtree plan --host ct200", "what a deploy would change"),
+    ("ddtree deploy --host ct200", "deploy, prove, or go back"),
+    ("ddtree tune --host ct200", "the fastest exact shape"),
+    ("ddtree help operating", "the first host, upgrades, 3 a.m."),
+)
 #: What the files of commands that were imported have registered, each a Typer application of its own.
 registered: dict[str, typer.Typer] = {}
 
@@ -87,6 +104,14 @@ class Group(TyperGroup):
         super().__init__(**given)
         for name, entry in COMMANDS.items():
             self.commands[name] = TyperCommand(name, help=entry.line)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """In groups, whole lines, then examples."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name].line) for name in names])
+        with formatter.section("Examples"):
+            formatter.write_dl(list(EXAMPLES))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:

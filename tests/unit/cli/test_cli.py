@@ -212,11 +212,13 @@ def test_starting_imports_nothing_heavy(words: list[str], completing: str) -> No
 def test_the_listed_lines_are_the_commands_own() -> None:
     """--help lists from a table what each command says of itself; all that a file registers is listed."""
     import ddtree_ops.cli  # noqa: F401  the root
-    from ddtree_ops.cli.commands import COMMANDS, load, registered
+    from ddtree_ops.cli.commands import COMMANDS, EXAMPLES, GROUPS, load, registered
 
     for name, entry in COMMANDS.items():
         assert load(name).get_short_help_str(500).rstrip(".") == entry.line.rstrip("."), name
     assert set(registered) == set(COMMANDS)
+    assert sorted(itertools.chain(*GROUPS.values())) == sorted(COMMANDS)
+    assert {words.split()[1] for words, _ in EXAMPLES} <= set(COMMANDS)
     files = {path.stem for path in (Path(__file__).parents[3] / "ddtree_ops/cli").glob("*.py")}
     assert {entry.module for entry in COMMANDS.values()} <= files
 
