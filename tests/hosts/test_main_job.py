@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from ddtree_ops.exactness import builtin_prompts
+from tests.documented import documented
 
 from .harness import TestHost
 
@@ -83,9 +84,8 @@ class Workspace:
         return done
 
     def json(self, *words: str, code: int = 0) -> dict[str, Any]:
-        """Run ``ddtree ... --json``; stdout is one document."""
-        answer: dict[str, Any] = json.loads(self.ddtree(*words, "--json", code=code).stdout)
-        return answer
+        """Run ``ddtree ... --json``; stdout is one document, as docs/json.md has it."""
+        return documented([*words, "--json"], self.ddtree(*words, "--json", code=code).stdout)
 
     def git(self, *words: str) -> str:
         done = subprocess.run(["git", *words], cwd=self.path, text=True, capture_output=True, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from ddtree_ops import demo
 from ddtree_ops.cli.root import app
 from ddtree_ops.deploy.fitting import release_ids
 from ddtree_ops.model import Workspace, resolve
+from tests.documented import documented
 
 from .sweep.place import install, processes
 
@@ -43,7 +43,7 @@ def roots(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_the_demo_from_its_command_line(roots: list[Path]) -> None:
     done = CliRunner().invoke(app, ["demo", "--prompts", str(PROMPTS), "--json"])
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
+    told = documented(["demo"], done.stdout)
     rows = told["deployed"]
     assert [(row["profile"], row["verdict"]["kind"]) for row in rows] == [(name, "EXACT") for name in demo.PROFILES]
     assert [row["differ_from_ar"] for row in rows] == [0, 0, 0]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_ops.release import Cache, Target, release_id
+from tests.documented import documented
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def ddtree(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(place / "wheels"),
     }
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "ddtree_ops.cli", *words],
         cwd=place,
         env=environment,
@@ -39,6 +40,9 @@ def ddtree(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         timeout=60,
     )
+    if "--json" in words:
+        documented(words, done.stdout)
+    return done
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ddtree_ops.cli.history import told
 from ddtree_ops.cli.logs import new_lines
 from ddtree_ops.cli.power import outcome
 from ddtree_ops.model import init_workspace
+from tests.documented import documented
 
 COMMANDS = [
     "init",
@@ -52,7 +53,7 @@ COMMANDS = [
 def ddtree(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("DDTREE_WORKSPACE", None)
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "ddtree_ops.cli", *words],
         cwd=cwd,
         env=environment,
@@ -61,6 +62,9 @@ def ddtree(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         timeout=60,
     )
+    if "--json" in words:
+        documented(words, done.stdout)
+    return done
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from ddtree_ops.sweep.grid import AR, Cell, Shape, Start
 from ddtree_ops.sweep.profiles import deployment_of, rules_of, shape_of
 from ddtree_ops.sweep.records import JOURNAL, cells, opened, sha256_of
 from ddtree_ops.sweep.runner import Progress
+from tests.documented import documented
 
 from ..sweep.made import B8K4, load, made_run
 
@@ -36,6 +37,8 @@ def fleet(tmp_path: Path) -> Path:
 def ddtree(folder: Path, *words: str) -> tuple[int, str, str]:
     argv = [sys.executable, "-m", "ddtree_ops.cli", *words]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if "--json" in words:
+        documented(words, done.stdout)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -21,6 +20,7 @@ from ddtree_ops.cli.root import app
 from ddtree_ops.deploy.session import open_session
 from ddtree_ops.deploy.workers import workers_of
 from ddtree_ops.model import Workspace, resolve
+from tests.documented import documented
 
 from ..sweep.place import processes
 from .fleet import BACKENDS, CONCURRENCY, answers, door, load, serving
@@ -32,7 +32,7 @@ def ddtree(workspace: Workspace, *words: str) -> tuple[int, dict[str, Any]]:
     """Exit code and document."""
     done = CliRunner().invoke(app, [*words, "--json", "--workspace", str(workspace.path)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.output
-    return done.exit_code, json.loads(done.stdout)
+    return done.exit_code, documented(words, done.stdout)
 
 
 def generation(workspace: Workspace, name: str) -> int | None:
