@@ -1,4 +1,4 @@
-"""docs/json.md is what comes out: of commands that need no host here, of the others in their own tests (`documented`)."""
+"""docs/json.md is what comes out: here of commands that need no host, in their own tests of the others."""
 
 from __future__ import annotations
 
