@@ -37,7 +37,7 @@ def missing(service: Service, request: JSON) -> JSON:
     fitting_python(manifest.text)
     staging = absolute(request["staging"], "staging") if request.get("staging") is not None else None
     lacking = [sha for sha, size in manifest.blobs.items() if not has_blob(service.root, sha, size)]
-    there = staging_facts(staging) if staging is not None else {"complete": [], "partial": {}}
+    there = staging_facts(staging, manifest.blobs) if staging is not None else {"complete": [], "partial": {}}
     require_room(service.root, staging, manifest, lacking, there)
     return {"installed": False, "missing": lacking, **there}
 
@@ -47,8 +47,7 @@ def require_room(root: Path, staging: Path | None, manifest: Manifest, lacking: 
     import shutil  # not at the head: a question needs none of it
 
     arriving = sum(manifest.blobs[sha] for sha in lacking)
-    here = sum(manifest.blobs[sha] for sha in there["complete"] if sha in manifest.blobs)
-    here += sum(size for sha, size in there["partial"].items() if sha in manifest.blobs)
+    here = sum(manifest.blobs[sha] for sha in set(there["complete"])) + sum(there["partial"].values())
     blocks = sum(-(-size // BLOCK) for _, size, _ in manifest.files.values())
     release = blocks * BLOCK * 5 // 4 + len(manifest.files) * BLOCK + RESERVED
     needs: dict[Path, int] = {root: arriving + release}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from .base import JSON, SHA256, HostError, absolute, named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from typing import Any
 
 IDLE_S = 12.0  # a sender whose link is that long silent is gone: its own end gives up after 10 s
@@ -59,8 +59,10 @@ def staged(_: Any, request: JSON) -> JSON:
     return staging_facts(absolute(request.get("staging"), "staging"))
 
 
-def staging_facts(path: Path) -> JSON:
-    """As `staged`. Waits for the receiver that a cut link left behind; locked when one is still being fed."""
+def staging_facts(path: Path, wanted: Collection[str] | None = None) -> JSON:
+    """As `staged`, of what is wanted. Waits for the receiver that a cut link left behind; locked when one is still
+    being fed.
+    """
     complete: list[str] = []
     partial: dict[str, int] = {}
     try:
@@ -73,9 +75,12 @@ def staging_facts(path: Path) -> JSON:
         for name in names:
             if PACK.fullmatch(name):
                 settled_size(name, fd)
-                complete += [sha for sha, _, _ in entries_of(own_file(name, fd))]
+                found = (sha for sha, _, _ in entries_of(own_file(name, fd)))
+                complete += [sha for sha in found if wanted is None or sha in wanted]
                 continue
             sha, _, suffix = name.partition(".")
+            if wanted is not None and sha not in wanted:
+                continue
             if not SHA256.fullmatch(sha) or suffix not in ("", "part"):
                 continue
             if not suffix:
@@ -263,19 +268,18 @@ def entries_of(pack: int) -> Iterator[tuple[str, int, int]]:
 class Packs:
     """What the packs of a staging directory hold, as root sees it: nothing of it is believed before it is hashed."""
 
-    def __init__(self, directory: int) -> None:
+    def __init__(self, directory: int, wanted: Collection[str]) -> None:
+        """Only what is wanted is kept in memory: a pack is as long as its owner likes."""
         self._directory = directory
         self._files: dict[str, int] = {}
-        self._held: dict[str, list[str]] = {}
         self._places: dict[str, tuple[str, int, int]] = {}
         with os.scandir(directory) as entries:
             names = sorted(entry.name for entry in entries if PACK.fullmatch(entry.name))
         for name in names:
             self._files[name] = own_file(name, directory)
-            self._held[name] = []
             for sha, at, length in entries_of(os.dup(self._files[name])):
-                self._held[name].append(sha)
-                self._places[sha] = (name, at, length)
+                if sha in wanted:
+                    self._places[sha] = (name, at, length)
 
     def content(self, sha: str) -> bytes | None:
         """What a pack has under that name; None when none has it."""
@@ -290,10 +294,11 @@ class Packs:
 
     def clear(self, done: Callable[[str], bool]) -> None:
         """Remove each pack of which nothing is wanted any more; not one that is being written."""
-        for name, shas in self._held.items():
+        for name, fd in self._files.items():
             with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._files[name], fcntl.LOCK_SH | fcntl.LOCK_NB)
-                if all(map(done, shas)):
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                os.lseek(fd, 0, os.SEEK_SET)
+                if all(done(sha) for sha, _, _ in entries_of(os.dup(fd))):
                     self._unlink(name)
 
     def _unlink(self, name: str) -> None:

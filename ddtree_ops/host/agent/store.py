@@ -82,7 +82,7 @@ def ingest(root: Path, staging: Path, hashes: list[str]) -> JSON:
     with contextlib.ExitStack() as stack:
         directory = own_staging(staging)
         stack.callback(os.close, directory)
-        packs = Packs(directory)
+        packs = Packs(directory, set(wanted))
         stack.callback(packs.close)
         for batch in batches(directory, wanted):
             ingest_batch(root, directory, packs, batch, found)
