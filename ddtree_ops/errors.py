@@ -24,6 +24,10 @@ class Failed(DdtreeError):
     """It did not work and the host is unchanged."""
 
 
+class Bug(DdtreeError):
+    """Something nobody expected; the code shows where it came up with ``--debug``."""
+
+
 class UsageError(DdtreeError):
     """Wrong command line, inventory or profile; nothing was contacted."""
 

@@ -18,6 +18,8 @@ import pytest
 CHECKOUT = Path(__file__).parent.parent
 # caches of builds stay inside the checkout, whoever runs the tests
 os.environ["XDG_CACHE_HOME"] = str(CHECKOUT / ".local" / "cache")
+# what nobody expected shows where it came up
+os.environ.setdefault("DDTREE_DEBUG", "1")
 # torch here and in all that is started from here: several workers with a thread for every core each slow each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -52,7 +52,7 @@ def command(name: str, group: typer.Typer | None = None) -> Callable[[Callable[P
     """Register a command of ``ddtree``, or of ``group``. Its function returns its exit code (None: 0).
 
     Expected failures (DdtreeError) become one message, a hint and the error's exit code; with ``--json`` also one
-    document on stdout. Anything else is a bug and keeps its traceback.
+    document on stdout. Anything else is a bug: `root.run` tells it.
     """
 
     def register(function: Callable[P, int | None]) -> Callable[P, None]:

@@ -50,6 +50,8 @@ def build(
         if engine or arch or slim or python or provided or wheels != "ship":
             raise UsageError("--host takes engine, arch, Python and the rest from the inventory and the host")
         target = _of_host(host, service, profile, workspace)
+    elif service is not None or profile is not None:
+        raise UsageError("--service and --profile are of a host's inventory", hint="--host NAME")
     else:
         base = _base(engine or "reference")
         newest = release.locked_pythons(base)[-1]

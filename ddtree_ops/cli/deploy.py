@@ -55,7 +55,7 @@ def deploy(
     if file is None:
         rollout = Rollout(loaded, Options(adopt, overwrite), keep_going, snapshot, yes, Screen(json_=json_))
         return rollout.run([(one, None) for one in wanted])
-    if host or service or profile or adopt or overwrite:
+    if host or service is not None or profile is not None or adopt or overwrite:
         raise UsageError("a plan file says all by itself", hint="give --host, --profile, ... to ddtree plan -o")
     from ddtree_ops.deploy import planfile
 

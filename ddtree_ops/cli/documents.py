@@ -58,7 +58,7 @@ def several(means: str, *more: str, always: bool = True) -> Field:
 
 ERROR: Fields = {
     "kind": text(
-        "the class of the failure: Failed, UsageError, Unreachable, Locked, RolledBack, NeedsHand, Interrupted"
+        "the class of the failure: Failed, UsageError, Unreachable, Locked, RolledBack, NeedsHand, Interrupted, Bug"
     ),
     "exit_code": integer("as `docs/exit-codes.md` has it"),
     "message": text("what happened"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddtree_ops.cli import complete
 from ddtree_ops.cli.app import JsonOption, ProfileOption, ServiceOption, WorkspaceOption, command
 from ddtree_ops.cli.commands import registered
 from ddtree_ops.cli.screen import Screen
@@ -24,7 +25,10 @@ export = typer.Typer(
 )
 registered["export"] = export
 
-HostOption = Annotated[str | None, typer.Option("--host", help="Host of the inventory whose service it is.")]
+HostOption = Annotated[
+    str | None,
+    typer.Option("--host", help="Host of the inventory whose service it is.", autocompletion=complete.hosts),
+]
 PythonOption = Annotated[
     str | None, typer.Option("--python", help="The Python that the release is for (default: the newest locked).")
 ]
@@ -83,14 +87,14 @@ def _chosen(
     from ddtree_ops.cli.fleet import select
     from ddtree_ops.deploy.fitting import refuse_impossible, release_ids
 
-    chosen = select([host] if host else None, service, profile, workspace)
+    chosen = select(None if host is None else [host], service, profile, workspace)
     if len(chosen) != 1:
         raise UsageError("--host: one host", hint=" | ".join(deployment.host.name for deployment in chosen))
     refuse_impossible(chosen[0])
     ids = release_ids(chosen[0])
     if python is not None and python not in ids:
         raise UsageError(f"--python: not {python!r}", hint=", ".join(ids))
-    return chosen[0], ids[python or list(ids)[-1]]
+    return chosen[0], ids[list(ids)[-1] if python is None else python]
 
 
 def _give(text: str, release: str, output: Path | None, screen: Screen) -> int:

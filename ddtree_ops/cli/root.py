@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from ddtree_ops import __version__
-from ddtree_ops.cli.app import app, document_error
-from ddtree_ops.errors import UsageError
+from ddtree_ops.cli.app import app, document_error, fail
+from ddtree_ops.errors import Bug, UsageError
+
+DEBUG = "DDTREE_DEBUG"
 
 
 def _version(wanted: bool) -> None:
@@ -23,6 +26,9 @@ def _version(wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar=DEBUG, help="Show where in the code an error that is a bug came up.")
     ] = False,
 ) -> None:
     """Put DDTree speculative decoding on GPU hosts, prove that it is exact, and keep the evidence.
@@ -45,3 +51,10 @@ def run() -> None:
         if say is not None and "--json" in sys.argv:
             document_error(UsageError(say()))
         raise
+    except Exception as error:
+        if os.environ.get(DEBUG) or "--debug" in sys.argv:
+            raise
+        told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        hint = "please report it with what `ddtree --debug ...` shows\n"
+        hint += "a host that was being changed finishes or goes back by itself: ddtree status"
+        sys.exit(fail(Bug(f"this is a bug in ddtree {__version__}: {told}", hint=hint), json_="--json" in sys.argv))

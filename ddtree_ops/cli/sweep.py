@@ -101,11 +101,11 @@ def sweep(
     )
     made = make(loaded, one_host(loaded, host), service, wishes, command_line())
     folder = run or folder_of(loaded, made)
+    total = sum(len(start.cells) for start in made.strategy({}))
+    what = f"{len(made.shapes)} shapes, {total} cells"
+    if not screen.ask(f"{made.host}: stop {made.service} and start it for {what}, then put it back?", yes=yes):
+        return 1
     with opened(folder) as journal:
-        total = sum(len(start.cells) for start in made.strategy({}))
-        what = f"{len(made.shapes)} shapes, {total} cells"
-        if not screen.ask(f"{made.host}: stop {made.service} and start it for {what}, then put it back?", yes=yes):
-            return 1
         outcome = carry_out(screen, made, journal)
     return finish(screen, folder, outcome)
 
@@ -180,7 +180,7 @@ def one_host(loaded: Any, host: str | None) -> str:
     from ddtree_ops.cli.fleet import host_names
     from ddtree_ops.errors import UsageError
 
-    names = host_names(loaded, [host] if host else None)
+    names = host_names(loaded, None if host is None else [host])
     if len(names) != 1:
         raise UsageError("one host at a time", hint="--host " + " | ".join(names))
     return names[0]

@@ -86,10 +86,10 @@ def tune(
     )
     made, rungs, grid_loads = make_tuning(loaded, one_host(loaded, host), service, wishes, goal, command_line())
     folder = run or folder_of(loaded, made, f"tune-{slug}")
+    question = f"{made.host}: stop {made.service}, try {len(made.shapes)} shapes briefly, then put it back?"
+    if not screen.ask(question, yes=yes):
+        return 1
     with opened(folder) as journal:
-        question = f"{made.host}: stop {made.service}, try {len(made.shapes)} shapes briefly, then put it back?"
-        if not screen.ask(question, yes=yes):
-            return 1
         outcome = carry_out(screen, made, journal)
         if outcome.left:
             screen.say(f"{outcome.left} cells are left: the same command goes on")

@@ -138,7 +138,7 @@ def _resolve_alone(workspace: Workspace, host: Host, name: str, profile_override
             for backend in service.router.backends
         ]
         return route(host, name, service, service.router, behind)
-    profile_name = profile_override or service.profile
+    profile_name = service.profile if profile_override is None else profile_override
     where = Origin(file=host.file, line=service.line, path=f"services.{name}")
     merged = Merged()
     layers = list(_layers(workspace, service, profile_name, override=profile_override is not None, where=where))

@@ -70,3 +70,25 @@ def test_a_live_table_on_a_narrow_terminal_says_the_problem(workspace: Path) -> 
         os.close(ours)
         os.close(theirs)
     assert "refused" in shown and "queued" not in shown and "\u2026" not in shown
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_bug_is_a_message_and_its_place_shows_on_request(workspace: Path, debug: bool) -> None:  # noqa: F811
+    code = (
+        "import sys; import ddtree_ops.cli.fleet as fleet\n"
+        "def broken(*_): raise ZeroDivisionError('seven by nought')\n"
+        "fleet.load_workspace = broken\n"
+        f"sys.argv = ['ddtree', *{['--debug'] if debug else []!r}, 'plan', '--json']\n"
+        "from ddtree_ops.cli import main; main()\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "DDTREE_DEBUG"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=workspace, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "seven by nought" in done.stderr
+    assert ("Traceback" in done.stderr) is debug
+    if not debug:
+        told = json.loads(done.stdout)["error"]
+        assert told["kind"] == "Bug" and "ZeroDivisionError: seven by nought" in told["message"]
+        assert "ddtree status" in told["hint"]
