@@ -20,7 +20,6 @@ class System(msgspec.Struct, frozen=True):
     glibc: str = ""
     machine: str = ""
     kernel: str = ""
-    systemd: str | None = None
     driver: str | None = None
     time: float = 0.0
 
