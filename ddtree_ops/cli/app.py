@@ -78,6 +78,14 @@ def command(name: str, group: typer.Typer | None = None) -> Callable[[Callable[P
     return register
 
 
+def group(name: str, line: str) -> typer.Typer:
+    """Register commands under one name, each added by ``@command(its name, group)``."""
+    registered[name] = typer.Typer(
+        name=name, help=line, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    )
+    return registered[name]
+
+
 def fail(error: DdtreeError, *, json_: bool) -> int:
     """Show an expected failure on stderr, with ``--json`` also as the document on stdout; its exit code."""
     if json_:

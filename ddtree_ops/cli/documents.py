@@ -7,7 +7,7 @@ given another type; what is not named here may change.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -32,28 +32,17 @@ class Field(NamedTuple):
 Fields = Mapping[str, Field]
 
 
-def text(means: str, *more: str, always: bool = True) -> Field:
-    return Field(means, ("text", *more), always)
+def _fields_of(kind: str) -> Callable[..., Field]:
+    def make(means: str, *more: str, always: bool = True) -> Field:
+        return Field(means, (kind, *more), always)
+
+    return make
 
 
-def integer(means: str, *more: str, always: bool = True) -> Field:
-    return Field(means, ("integer", *more), always)
-
-
-def number(means: str, *more: str, always: bool = True) -> Field:
-    return Field(means, ("number", *more), always)
-
-
-def flag(means: str, *more: str, always: bool = True) -> Field:
-    return Field(means, ("true or false", *more), always)
-
-
-def thing(means: str, *more: str, always: bool = True) -> Field:
-    return Field(means, ("object", *more), always)
-
-
-def several(means: str, *more: str, always: bool = True) -> Field:
-    return Field(means, ("list", *more), always)
+#: A field of that type, or of one of ``more``.
+text, integer, number, flag, thing, several = map(
+    _fields_of, ("text", "integer", "number", "true or false", "object", "list")
+)
 
 
 ERROR: Fields = {

@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddtree_ops.cli import complete
-from ddtree_ops.cli.app import JsonOption, ProfileOption, ServiceOption, WorkspaceOption, command
-from ddtree_ops.cli.commands import registered
+from ddtree_ops.cli.app import JsonOption, ProfileOption, ServiceOption, WorkspaceOption, command, group
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import UsageError
 
 if TYPE_CHECKING:
     from ddtree_ops.model import Deployment
 
-export = typer.Typer(
-    name="export",
-    help="Render a service for Kubernetes or Slurm.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-registered["export"] = export
+export = group("export", "Render a service for Kubernetes or Slurm.")
 
 HostOption = Annotated[
     str | None,

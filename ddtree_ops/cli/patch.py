@@ -7,22 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddtree_ops.cli.app import JsonOption, command
-from ddtree_ops.cli.commands import registered
+from ddtree_ops.cli.app import JsonOption, command, group
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.errors import Failed
 
 if TYPE_CHECKING:
     from ddtree_ops.release.workflow import Stock
 
-patch = typer.Typer(
-    name="patch",
-    help="Check, edit and refresh the patches of SGLang.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-registered["patch"] = patch
+patch = group("patch", "Check, edit and refresh the patches of SGLang.")
 
 BaseOption = Annotated[str, typer.Option("--base", help="Which patches: a directory below patches/.")]
 PatchesOption = Annotated[

@@ -289,8 +289,9 @@ class Packs:
         return os.pread(self._files[name], length, at)
 
     def drop(self, sha: str) -> None:
-        """Remove the pack that has it."""
-        self._unlink(self._places[sha][0])
+        """Remove the pack that has it, if one has."""
+        if sha in self._places:
+            self._unlink(self._places[sha][0])
 
     def clear(self, done: Callable[[str], bool]) -> None:
         """Remove each pack of which nothing is wanted any more; not one that is being written."""

@@ -153,5 +153,4 @@ def unstage(directory: int, packs: Packs, sha: str) -> None:
     """A staged blob, wherever it is."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(sha, dir_fd=directory)
-    if packs.content(sha) is not None:
-        packs.drop(sha)
+    packs.drop(sha)

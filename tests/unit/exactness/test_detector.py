@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[3]
 @pytest.mark.timeout(1500)
 def test_the_quick_form_catches_its_faults_and_passes_healthy_engines() -> None:
     command = [sys.executable, "-m", "tests.detector", "--quick"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **pipes) as detector:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as detector:
         try:
             said = detector.communicate(timeout=1400)[0]
         finally:  # its own workers, too: they would go on for as long as they need
