@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ddtree_ops.model import check, secrets
+from ddtree_ops.model.nodes import parse_nodes
 from ddtree_ops.model.profilefile import ALGORITHMS, ENGINES, PROFILE_KEYS
 from ddtree_ops.model.routerfile import ROUTER, parse_router
 from ddtree_ops.model.types import Gpus, Host, ReleaseOptions, Rule, SecretRef, Service, When
@@ -190,7 +191,8 @@ def _services(node: Node, gpus: Gpus) -> dict[str, Service]:
         if "router" in check.any_mapping(child):
             nodes = check.mapping(child, ("router", "port"), required=("port",))
         else:
-            nodes = check.mapping(child, ("profile", "base", "port", "gpus", "router"), required=("profile", "port"))
+            keys = ("profile", "base", "port", "gpus", "router", "nodes")
+            nodes = check.mapping(child, keys, required=("profile", "port"))
         # A service runs as an unprivileged user, which cannot listen below 1024.
         port = check.integer(nodes["port"], 1024, 65_535)
         router = parse_router(nodes["router"]) if "router" in nodes else None
@@ -219,6 +221,7 @@ def _services(node: Node, gpus: Gpus) -> dict[str, Service]:
             gpus=indices,
             line=child.line,
             router=router,
+            nodes=parse_nodes(nodes["nodes"]) if "nodes" in nodes else None,
         )
     return services
 

@@ -43,6 +43,10 @@ _OWNED: dict[str, str] = {
     "--api-key": "api_key",
     "--api-key-file": "api_key",
     "--admin-api-key": "api_key",
+    "--nnodes": "the service's nodes",
+    "--node-rank": "the service's nodes",
+    "--dist-init-addr": "the service's nodes",
+    "--nccl-init-addr": "the service's nodes",
     # A file of further arguments could set every one of the above.
     "--config": "the profile",
 }

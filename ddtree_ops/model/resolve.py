@@ -17,6 +17,7 @@ import msgspec
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model.archs import apply_arch_rules
 from ddtree_ops.model.check import nearest
+from ddtree_ops.model.nodes import group_of, require_alike
 from ddtree_ops.model.routers import fronts_of, route
 from ddtree_ops.model.rules import apply_rules
 from ddtree_ops.model.types import Deployment, Exactness, Host, Origin, Profile, RawProfile, Service, Workspace
@@ -116,6 +117,12 @@ def resolve(
     host = _host(workspace, host_name)
     name = _service_name(host, service_name)
     made = _resolve_alone(workspace, host, name, profile_override)
+    nodes = made.service.nodes
+    if nodes is not None and made.service.lead is None:
+        there = [workspace.hosts[rank.host] for rank in nodes.ranks[1:]]
+        others = [_resolve_alone(workspace, one, name, profile_override) for one in there]
+        require_alike(made, others)
+        made = msgspec.structs.replace(made, others=others)
     fronts = [
         front
         for one in workspace.hosts.values()
@@ -139,7 +146,8 @@ def _resolve_alone(workspace: Workspace, host: Host, name: str, profile_override
         ]
         return route(host, name, service, service.router, behind)
     profile_name = service.profile if profile_override is None else profile_override
-    where = Origin(file=host.file, line=service.line, path=f"services.{name}")
+    written = host if service.lead is None else workspace.hosts[service.lead]
+    where = Origin(file=written.file, line=service.line, path=f"services.{name}")
     merged = Merged()
     layers = list(_layers(workspace, service, profile_name, override=profile_override is not None, where=where))
     for rank, layer in enumerate(layers, start=1):
@@ -170,6 +178,7 @@ def _resolve_alone(workspace: Workspace, host: Host, name: str, profile_override
                 "exactness": Exactness(**merged.values["exactness"]),
                 "api_key": _api_key(host, merged),
                 "applied_rules": applied,
+                "nodes": group_of(host, service),
             }
         ),
     )
@@ -185,13 +194,14 @@ def _host(workspace: Workspace, name: str) -> Host:
 
 
 def _service_name(host: Host, name: str | None) -> str:
-    names = list(host.services)
+    names = [one for one, service in host.services.items() if service.lead is None] or list(host.services)
     if name is None:
         if len(names) != 1:
             problem = "has no services" if not names else f"has {len(names)} services"
             raise UsageError(f"{host.name} {problem}: which one?", hint="--service " + " | ".join(names))
         return names[0]
-    if name not in host.services:
+    names = list(host.services)
+    if name not in names:
         raise UsageError(
             f"{host.file}: no service '{name}'{nearest(name, names)}", hint=f"services there: {', '.join(names)}"
         )

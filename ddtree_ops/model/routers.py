@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model.check import nearest
+from ddtree_ops.model.nodes import require_answers
 from ddtree_ops.model.routerfile import ROUTER
 from ddtree_ops.model.types import Backend, Deployment, Front, Host, Profile, Router, Routing, Service
 from ddtree_ops.model.validate import is_loopback
@@ -37,6 +38,7 @@ def _check(hosts: Mapping[str, Host], host: Host, name: str, backend: Backend) -
     if backend.service not in services:
         problem = f"{backend.host} has no service '{backend.service}'{nearest(backend.service, engines)}"
         _fail(host, backend, problem, ", ".join(engines) or "a host with an engine")
+    require_answers(host, backend.service, services[backend.service], backend)
     if (backend.host, backend.service) == (host.name, name):
         _fail(host, backend, "a router cannot be its own backend", "engines")
     if services[backend.service].router is not None:

@@ -109,10 +109,35 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drain_timeout_s: int
 
 
+class Rank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One node of a service over several hosts; ``address``: by which the others reach it, an IP address."""
+
+    host: str
+    address: str
+    line: int
+    path: str
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The hosts of a service by rank; ``port``: the first of those at which they meet, on rank 0."""
+
+    ranks: list[Rank]
+    port: int
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one rank runs with: its own number, every rank's address, the port of rank 0 at which they meet."""
+
+    rank: int
+    addresses: list[str]
+    port: int
+
+
 class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A service of a host: which profile over which base, its port and its GPUs' indices.
 
-    With ``router`` it is no engine, and its ``profile`` is made from its backends'.
+    With ``router`` it is no engine, and its ``profile`` is made from its backends'. With ``nodes`` it runs on several
+    hosts; ``lead`` is then the host of rank 0 where this is one of the other ranks.
     """
 
     profile: str
@@ -121,6 +146,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpus: list[int]
     line: int
     router: Router | None = None
+    nodes: Nodes | None = None
+    lead: str | None = None
 
 
 class ReleaseOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,7 +222,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     larger batches, as `ddtree_ops.engine.ladder` reads it. ``open`` is the reason for serving beyond
     loopback without a key. ``applied_rules`` says what the host's rules and those of its GPUs' arch changed. ``checks``
     is for ``ddtree doctor`` and ``evidence`` for who reads a plan; they change nothing of what runs. ``router`` is what
-    a router runs with; the rest is then what its gate needs to know of its backends.
+    a router runs with; the rest is then what its gate needs to know of its backends. ``nodes``: which rank of how many.
     """
 
     name: str
@@ -232,6 +259,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checks: dict[str, CheckOverride] = {}
     evidence: EvidenceRef | None = None
     router: Routing | None = None
+    nodes: Group | None = None
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -280,7 +308,10 @@ class Front(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One service on one host with the profile resolved: what everything else takes. ``fronts``: routers before it."""
+    """One service on one host with the profile resolved: what everything else takes. ``fronts``: routers before it.
+
+    Of a service over several hosts this is rank 0's, and ``others`` are those of the further ranks, in order.
+    """
 
     workspace_path: Path
     host: Host
@@ -288,3 +319,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     service: Service
     profile: Profile
     fronts: list[Front] = []
+    others: list[Deployment] = []
+
+    @property
+    def every(self) -> list[Deployment]:
+        """One deployment a host that the service runs on, rank 0's first."""
+        return [self, *self.others]

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ddtree_ops.engine.ladder import parse_ladder
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model.owned import owner
-from ddtree_ops.model.types import Host, Origin, Service
+from ddtree_ops.model.types import Host, Nodes, Origin, Service
 from ddtree_ops.model.yamlfile import position
 
 # Set for every service by units.launch() or its supervisor: caches, the GPUs that are seen, which Python runs.
@@ -43,8 +43,12 @@ def refuse_contradictions(
         raise UsageError(position(at.file, at.line, path, problem, allowed))
 
     _algorithm(values, fail)
-    _engine(values, fail)
+    _engine(service, values, fail)
     _addresses(host, values, fail)
+    nodes = 1
+    if service.nodes is not None:
+        nodes = len(service.nodes.ranks)
+        _nodes(host, service.nodes, values, fail)
     for index, argument in enumerate(values["extra_args"]):
         key = owner(argument)
         if key is not None:
@@ -54,14 +58,15 @@ def refuse_contradictions(
         if name in OWNED_ENV:
             fail(f"env.{name}", "is set by ddtree for every service", f"other names than {', '.join(OWNED_ENV)}")
     ranks = values["tp"] * values["pp"]
-    if values["engine"] == "sglang" and ranks > len(service.gpus):
+    if values["engine"] == "sglang" and ranks > len(service.gpus) * nodes:
+        each = f" on each of {nodes} nodes" if nodes > 1 else ""
         raise UsageError(
             position(
                 where.file,
                 where.line,
                 f"{where.path}.gpus",
-                f"{len(service.gpus)} GPUs for tp {values['tp']} x pp {values['pp']} = {ranks} ranks",
-                f"at least {ranks} GPUs, or a smaller tp",
+                f"{len(service.gpus)} GPUs{each} for tp {values['tp']} x pp {values['pp']} = {ranks} ranks",
+                f"at least {ranks // nodes} GPUs{each}, or a smaller tp",
             )
         )
 
@@ -82,7 +87,22 @@ def _algorithm(values: Mapping[str, Any], fail: Any) -> None:
             fail("topk", f"{values['topk']} is more than the vocabulary has", f"from 1 to {vocabulary} (vocab_size)")
 
 
-def _engine(values: Mapping[str, Any], fail: Any) -> None:
+def _nodes(host: Host, nodes: Nodes, values: Mapping[str, Any], fail: Any) -> None:
+    count, ranks = len(nodes.ranks), values["tp"] * values["pp"]
+    if ranks % count:
+        fail("tp", f"tp x pp = {ranks} ranks on {count} nodes", f"a multiple of {count}")
+    if not is_loopback(values["bind"]):
+        problem = (
+            f"{values['bind']} would need ports open to others than the nodes, on which workers unpickle what comes"
+        )
+        fail("bind", problem, "127.0.0.1; a router or a proxy on the first node takes requests from elsewhere")
+    apart = not all(is_loopback(rank.address) for rank in nodes.ranks)
+    if host.supervisor != "systemd" and apart and values["open"] is None:
+        problem = f"on {host.name} nothing keeps others off the workers' ports, which unpickle what comes"
+        fail("open", problem, "supervisor: systemd; or open: the reason why nobody else reaches it")
+
+
+def _engine(service: Service, values: Mapping[str, Any], fail: Any) -> None:
     if values["engine"] == "sglang":
         if values["algorithm"] == "ddtree" and values["attention_backend"] != "triton":
             fail(
@@ -91,7 +111,10 @@ def _engine(values: Mapping[str, Any], fail: Any) -> None:
                 "triton, with algorithm: ddtree",
             )
         return
-    for key, only in (("tp", 1), ("pp", 1), ("ep", 1), ("cuda_graph", False), ("attention_backend", None)):
+    nodes = len(service.nodes.ranks) if service.nodes is not None else 1
+    for key, only in (("tp", nodes), ("pp", 1), ("ep", 1), ("cuda_graph", False), ("attention_backend", None)):
+        if values[key] != only and only != 1 and only:
+            fail(key, f"the reference engine has one rank on each of {only} nodes", f"{key}: {only}")
         if values[key] != only:
             fail(key, "the reference engine has none", "leave it out, or engine: sglang")
     if values["memory_fraction"] is not None:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from ddtree_ops.errors import UsageError
 from ddtree_ops.model import check
 from ddtree_ops.model.hostfile import parse_host
+from ddtree_ops.model.nodes import join
 from ddtree_ops.model.profilefile import parse_profile
 from ddtree_ops.model.routers import check_routers
 from ddtree_ops.model.types import Host, RawProfile, Workspace
@@ -63,6 +64,7 @@ def load_workspace(path: Path) -> Workspace:
             raise UsageError(f"{shown}: '{name}' cannot be a host's name: --host {name} means every host")
         hosts[name] = parse_host(root, name, path)
     _check_fleet(fleet, hosts)
+    hosts = join(hosts)
     check_routers(hosts)
     first = {name: index for index, (name, _) in enumerate(fleet.order)}
     hosts = dict(sorted(hosts.items(), key=lambda item: (first.get(item[0], len(first)), item[0])))

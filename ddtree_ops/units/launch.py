@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from ddtree_ops.errors import UsageError
-from ddtree_ops.model.types import Deployment, Profile, Routing
+from ddtree_ops.model.types import Deployment, Group, Profile, Routing
 
 _RELEASE_ID = re.compile(r"[0-9a-z][0-9a-z.-]{0,63}")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -72,8 +72,11 @@ def expectations(profile: Profile) -> dict[str, Any]:
     """What ``/server_info`` must show under SGLang's names when what runs is what was asked.
 
     Stock SGLang turns some arguments back with a warning only (facts: DFLASH forces topk 1), so each that shapes the
-    tree is compared. Values that the engine chooses by itself are left out. A router tells that it is one.
+    tree is compared. Values that the engine chooses by itself are left out. A router tells that it is one, and a
+    further rank of a service over several hosts tells nothing.
     """
+    if profile.nodes is not None and profile.nodes.rank:
+        return {}
     if profile.router is not None:
         return {"router_manager": True}
     wanted: dict[str, Any] = {
@@ -91,6 +94,12 @@ def expectations(profile: Profile) -> dict[str, Any]:
     for key in ("context_length", "max_running_requests"):
         if getattr(profile, key) is not None:
             wanted[key] = getattr(profile, key)
+    if profile.nodes is not None:
+        wanted |= {
+            "nnodes": len(profile.nodes.addresses),
+            "tp_size": profile.tp,
+            "dist_init_addr": meeting(profile.nodes),
+        }
     if profile.engine == "sglang":
         wanted |= {
             "tp_size": profile.tp,
@@ -123,6 +132,8 @@ def _sglang(deployment: Deployment, share: str) -> list[str]:
 
 def _reference(deployment: Deployment, share: str) -> list[str]:
     argv = ["ddtree_ops.engine", *_common(deployment, share)]
+    if deployment.profile.nodes is not None:
+        argv += ["--tp-size", str(deployment.profile.tp)]
     key = credential_file(deployment)
     if key is not None:
         argv += ["--api-key-file", key]
@@ -185,7 +196,16 @@ def _common(deployment: Deployment, share: str) -> list[str]:
         argv += ["--context-length", str(profile.context_length)]
     if profile.max_running_requests is not None:
         argv += ["--max-running-requests", str(profile.max_running_requests)]
+    if profile.nodes is not None:
+        argv += ["--nnodes", str(len(profile.nodes.addresses)), "--node-rank", str(profile.nodes.rank)]
+        argv += ["--dist-init-addr", meeting(profile.nodes)]
     return argv
+
+
+def meeting(group: Group) -> str:
+    """Where the ranks of a service meet, as both engines take it."""
+    address = group.addresses[0]
+    return f"[{address}]:{group.port}" if ":" in address else f"{address}:{group.port}"
 
 
 def _environment(deployment: Deployment, bin_directory: str) -> dict[str, str]:

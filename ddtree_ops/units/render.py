@@ -46,6 +46,7 @@ def render(deployment: Deployment, release_id: str, generation: int) -> Rendered
         cwd=started.cwd,
         gpus=uses_gpus(deployment),
         credential=None if key is None else f"{API_KEY}:{escape.unit_path(key)}",
+        peers=profile.nodes.addresses if profile.nodes is not None else [],
         # Both would hide the release or the weights from the service.
         under_home=any(path.startswith(("/home/", "/root/", "/run/user/")) for path in outside),
         under_tmp=any(path.startswith(("/tmp/", "/var/tmp/")) for path in outside),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from .base import (
     FILE,
+    GO,
     JSON,
     POLL_S,
     RELEASE,
@@ -67,6 +68,7 @@ def check_plan(service: Service, plan: JSON) -> None:
     check_generation(service, plan, target)
     check_release(service, plan, target)
     member(plan, "guard", bool, False)
+    member(plan, "together", bool, False)
     check_surroundings(service, plan, health)
 
 
@@ -191,7 +193,7 @@ class Applier:
         step = "accept"
         try:
             for step, act in STEPS:
-                if (step == "adopt" and not self.plan.get("adopt")) or (step == "generation" and not self._new):
+                if step in ("adopt", "generation", "hold") and not self._wants(step):
                     continue
                 if step != "confirm":  # the verdict came in time
                     self.watch()
@@ -215,9 +217,8 @@ class Applier:
                 self.service.try_log(self.txn, "end", "unchanged", generation=state["confirmed"], reason=told.message)
             return 1
 
-    @property
-    def _new(self) -> bool:
-        return self.plan.get("generation") is not None
+    def _wants(self, step: str) -> bool:
+        return bool(self.plan.get({"hold": "together"}.get(step, step)))
 
     def _title(self) -> JSON:
         keys = ("who", "client", "workspace_commit", "action", "target", "release")
@@ -313,6 +314,13 @@ class Applier:
             raise HostError("failed", f"the plan promises that nobody else reaches the port until confirm, but {why}")
         return found
 
+    def hold(self) -> JSON:
+        """Wait for the other nodes of the service: none stops anything before all of them could."""
+        while not (self.dir / GO).exists():
+            self.watch()
+            time.sleep(POLL_S)
+        return {}
+
     def stop(self) -> JSON:
         service = self.service
         old = self.sup.now()
@@ -377,7 +385,8 @@ STEPS: tuple[tuple[str, Callable[[Applier], JSON]], ...] = (
     ("accept", Applier.accept),  # the plan fits; state.json says pending
     ("adopt", Applier.adopt),  # a foreign unit becomes a generation
     ("generation", Applier.generation),  # the new files are written, whole
-    ("verify-unit", Applier.verify_unit),  # last step before anything stops
+    ("verify-unit", Applier.verify_unit),
+    ("hold", Applier.hold),  # last step before anything stops
     ("stop", Applier.stop),  # from here on a failure restores
     ("switch", Applier.switch),
     ("start", Applier.start),

@@ -30,6 +30,7 @@ ROOT = re.compile(r"(/[A-Za-z0-9_+=@,~-][A-Za-z0-9._+=@,~-]*|/\.[A-Za-z0-9_+=@,~
 TEXT_CAP = 256 * 1024
 LOG_CAP = 64 * 1024
 RESERVE = 256 * 1024
+GO = "go"
 POLL_S = 0.3
 CRASH_LOOP = 3  # restarts during one wait after which a service is said to loop
 SETTLE_S = 2.0  # without health facts, active for so long counts as healthy

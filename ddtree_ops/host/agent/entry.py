@@ -16,13 +16,13 @@ from .keeping import prune, releases
 from .releases import install, missing
 from .service import Service
 from .staging import staged
-from .verbs import apply, bootstrap, follow, power, record, recover_verb, unlock, verdict
+from .verbs import apply, bootstrap, follow, go, power, record, recover_verb, unlock, verdict
 
 VERBS: dict[str, Callable[[Service, JSON], JSON]] = {
     "probe": probe, "status": status, "history": history, "generation": generation, "logs": logs, "collect": collect,
     "bootstrap": bootstrap, "missing": missing, "staged": staged, "install": install,
     "releases": releases, "prune": prune,
-    "apply": apply, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
+    "apply": apply, "go": go, "verdict": verdict, "record": record, "recover": recover_verb, "unlock": unlock,
     "guard": guard,
     "stop": power, "start": power, "restart": power,
 }  # fmt: skip

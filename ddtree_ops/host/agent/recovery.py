@@ -204,7 +204,15 @@ def restore(service: Service, pending: JSON, boot: bool) -> bool:
     sup.start(float((health or {}).get("timeout_s") or 120))
     if pending.get("was") == "failing":
         return False
-    wait_healthy(service, before, health, Vigil(service, health, mark, service.secret_values(before)), lambda: None)
+    group = meta.get("nodes")
+    if group is not None and group.get("rank") != 0:
+        return False  # it is healthy once the others are, and only rank 0 answers
+    try:
+        wait_healthy(service, before, health, Vigil(service, health, mark, service.secret_values(before)), lambda: None)
+    except HostError:
+        if group is None:
+            raise
+        return False  # another node may be away, or stand on another deploy
     return True
 
 

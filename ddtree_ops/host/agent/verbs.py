@@ -17,6 +17,7 @@ from types import CodeType
 
 from .applier import check_plan
 from .base import (
+    GO,
     JSON,
     TXN,
     USER,
@@ -172,6 +173,15 @@ def verdict(service: Service, request: JSON) -> JSON:
         raise HostError("refused", f"transaction {txn} is not in progress")
     if not leave_verdict(service.txn_dir(txn), given):
         raise HostError("refused", f"transaction {txn} has its verdict already")
+    return {"txn": txn}
+
+
+def go(service: Service, request: JSON) -> JSON:
+    """Every node of the service is where this one is: an applier that holds goes on."""
+    txn = named(TXN, request.get("txn"), "txn")
+    if (service.state()["pending"] or {}).get("txn") != txn:
+        raise HostError("refused", f"transaction {txn} is not in progress")
+    write_file(service.txn_dir(txn) / GO, b"", 0o600)
     return {"txn": txn}
 
 

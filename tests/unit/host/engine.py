@@ -28,7 +28,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         code, body = 404, b"{}"
         if self.path == "/health":
-            code = 200 if "sick" not in given and time.monotonic() - started > float(given.get("load", "0")) else 503
+            sick = "sick" in given and (not given["sick"] or os.path.exists(given["sick"]))
+            code = 200 if not sick and time.monotonic() - started > float(given.get("load", "0")) else 503
         elif self.path == "/server_info":
             code, body = 200, json.dumps({"who": given.get("who"), **json.loads(given.get("info", "{}"))}).encode()
         if "drip" in given:  # an answer that never ends
