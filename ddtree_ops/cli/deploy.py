@@ -40,14 +40,13 @@ def deploy(
     Several hosts are looked at all at once and changed in the workspace's order, max_unavailable of them at a time; a
     host that fails stops the rest. Example: ddtree deploy --host ct200 --profile b16k4
     """
-    from ddtree_ops.cli.fleet import dialled, host_names, load
+    from ddtree_ops.cli.fleet import chosen, dialled, load
     from ddtree_ops.errors import UsageError
-    from ddtree_ops.model import resolve
 
     loaded = load(workspace)
     wanted = []
     if file is None:
-        wanted = dialled([resolve(loaded, name, service, profile) for name in host_names(loaded, host)])
+        wanted = dialled(chosen(loaded, host, service, profile))
 
     from ddtree_ops.cli.rollout import Rollout
     from ddtree_ops.deploy.session import Options
@@ -81,10 +80,11 @@ def snap_after(screen: Screen, session: Any) -> None:
     from ddtree_ops.cli.snapshot import snap
     from ddtree_ops.errors import DdtreeError
 
-    try:
-        commit = snap(session, message=None)
-    except DdtreeError as error:
-        screen.warn(f"deployed, but no snapshot was committed: {error.message}")
-        return
-    if commit is not None:
-        screen.step(f"snapshot committed: {commit[:12]}")
+    for one in session.every:
+        try:
+            commit = snap(one, message=None)
+        except DdtreeError as error:
+            screen.warn(f"deployed, but no snapshot was committed: {error.message}")
+            continue
+        if commit is not None:
+            screen.step(f"snapshot committed: {commit[:12]}")

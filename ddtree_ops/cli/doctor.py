@@ -53,7 +53,7 @@ def doctor(
 
     Changes nothing, with --active apart, which runs things there and leaves nothing behind.
     """
-    from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.cli.fleet import each, nodes, select
     from ddtree_ops.cli.output import refuse_unwritable, write_whole
     from ddtree_ops.doctor import run
     from ddtree_ops.errors import UsageError
@@ -68,7 +68,7 @@ def doctor(
         return 0
     refuse_unwritable(save, "--save")
     wanted = run.choose(only or (), skip or (), active=active)
-    deployments = select(host, service, profile, workspace)
+    deployments = nodes(select(host, service, profile, workspace))
     if (facts or save) and len(deployments) != 1:
         raise UsageError("--facts and --save are about one host", hint="--host NAME")
     if facts and active:

@@ -64,7 +64,7 @@ ROW: Fields = {
 }
 PLAN = thing(
     "action, from, to, release, reasons, drift, notes, behind, adopts, overwrite, guard, transfer, restarts, "
-    "downtime_s, downtime_limit_s, diff",
+    "downtime_s, downtime_limit_s, others (plans of a service's further nodes), diff",
     always=False,
 )
 OUTCOME = thing(
@@ -73,23 +73,26 @@ OUTCOME = thing(
     always=False,
 )
 VERDICT = thing("the gate's verdict whole: kind, methods, runs, findings, evidence", always=False)
+OTHERS = several("the same of a service's further nodes, by rank", always=False)
 #: Commands over services: what their rows have beside `ROW`.
 ROWS: dict[str, Fields] = {
     "plan": {"plan": PLAN},
     "deploy": {"outcome": OUTCOME},
     "rollback": {"outcome": OUTCOME},
-    "status": {"status": thing("the row of the table, drift, unproven and verified", always=False)},
+    "status": {
+        "status": thing("the row of the table, drift, unproven and verified; `others`: of further nodes", always=False)
+    },
     "history": {"history": thing("every transaction with its end, as the host's journal has it", always=False)},
     "verify-exactness": {
         "verdict": VERDICT,
         "golden": text("where the golden answers were recorded", "null", always=False),
     },
     "snapshot": {"commit": text("of the snapshot; null: nothing had changed", "null", always=False)},
-    "stop": {"reply": thing("what the host says is so now", always=False)},
-    "start": {"reply": thing("as of stop", always=False)},
-    "restart": {"reply": thing("as of stop", always=False)},
-    "recover": {"reply": thing("result and generation", always=False)},
-    "unlock": {"reply": thing("whose lock it was, and whether it is free", always=False)},
+    "stop": {"reply": thing("what the host says is so now", always=False), "others": OTHERS},
+    "start": {"reply": thing("as of stop", always=False), "others": OTHERS},
+    "restart": {"reply": thing("as of stop", always=False), "others": OTHERS},
+    "recover": {"reply": thing("result and generation", always=False), "others": OTHERS},
+    "unlock": {"reply": thing("whose lock it was, and whether it is free", always=False), "others": OTHERS},
     "doctor": {
         "doctor": thing("failed, findings, passed, not_made, silenced, arch_rules", always=False),
         "collector": thing("how the collector fared: what was not finished, problems", "null", always=False),
@@ -118,7 +121,11 @@ WHOLE: dict[str, Fields] = {
         "manifest": thing("what it requires, what was left out, which patches"),
     },
     "hosts": {"hosts": several("the rows of the table, each with `metrics` by Prometheus' names, or `error`")},
-    "logs": {"host": text("its name"), "lines": several("of the log, oldest first")},
+    "logs": {
+        "host": text("its name"),
+        "lines": several("of the log, oldest first"),
+        "others": thing("the lines of a service's further nodes, by host", always=False),
+    },
     "sweep": {
         "run": text("the run's directory"),
         "complete": flag("whether no cell is left"),

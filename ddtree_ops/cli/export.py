@@ -83,6 +83,11 @@ def _chosen(
     if len(chosen) != 1:
         raise UsageError("--host: one host", hint=" | ".join(deployment.host.name for deployment in chosen))
     refuse_impossible(chosen[0])
+    if chosen[0].others:
+        raise UsageError(
+            f"{chosen[0].service_name} runs on several hosts, which is not exported",
+            hint="export a profile that fits on one host",
+        )
     ids = release_ids(chosen[0])
     if python is not None and python not in ids:
         raise UsageError(f"--python: not {python!r}", hint=", ".join(ids))

@@ -44,12 +44,30 @@ def select(
 ) -> list[Deployment]:
     """The deployments a command line names. Raises UsageError for an unknown name or an ambiguous choice."""
     loaded = load(workspace)
-    return [resolve(loaded, name, service, profile) for name in host_names(loaded, hosts)]
+    return chosen(loaded, hosts, service, profile)
+
+
+def chosen(
+    workspace: Workspace, hosts: Sequence[str] | None, service: str | None, profile: str | None
+) -> list[Deployment]:
+    """The same in a workspace that is loaded. A service over several hosts is one, whichever of them is named."""
+    found: dict[tuple[str, str], Deployment] = {}
+    for name in host_names(workspace, hosts):
+        made = resolve(workspace, name, service, profile)
+        if made.service.lead is not None:
+            made = resolve(workspace, made.service.lead, made.service_name, profile)
+        found[made.host.name, made.service_name] = made
+    return list(found.values())
+
+
+def nodes(deployments: Sequence[Deployment]) -> list[Deployment]:
+    """One deployment a host that they run on: for what each host has of its own."""
+    return list(itertools.chain.from_iterable(one.every for one in deployments))
 
 
 def dialled(deployments: list[Deployment]) -> list[Deployment]:
     """The same, and ssh(1) connects to their hosts while the command that will ask them is still being loaded."""
-    for host in {one.host.name: one.host for one in deployments if one.host.transport == "ssh"}.values():
+    for host in {one.host.name: one.host for one in nodes(deployments) if one.host.transport == "ssh"}.values():
         begin(host, ARGV, timeout=TIMEOUT_S, root=elevates(host.supervisor, may_root(host)))
     return deployments
 

@@ -22,7 +22,7 @@ def history(
     json_: JsonOption = False,
 ) -> int:
     """Every deploy and rollback of a service with its end, newest last."""
-    from ddtree_ops.cli.fleet import select, survey
+    from ddtree_ops.cli.fleet import nodes, select, survey
     from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
@@ -49,7 +49,7 @@ def history(
             screen.say(f"{local_time(row['t'])} {row['txn']} {told(row)}")
         return 0, {"history": reply}
 
-    return survey(screen, select(host, service, None, workspace), look, show, table=False)
+    return survey(screen, nodes(select(host, service, None, workspace)), look, show, table=False)
 
 
 def told(row: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ def logs(
 ) -> int:
     """The last lines of the service's log. Control characters are made visible."""
     from ddtree_ops.cli.fleet import select
+    from ddtree_ops.deploy.nodes import names, side_by_side
     from ddtree_ops.deploy.session import open_session
     from ddtree_ops.errors import UsageError
 
@@ -36,20 +37,31 @@ def logs(
     if follow and json_:
         raise UsageError("--follow and --json do not go together: a document has an end")
     with open_session(deployments[0]) as session:
-        seen: list[str] = session.agent.call("logs", lines=lines)["lines"]
+
+        def look() -> list[list[str]]:
+            return side_by_side(session.every, lambda one: list(one.agent.call("logs", lines=lines)["lines"]))
+
+        hosts = names(deployments[0])
+        seen = look()
         if screen.json:
-            screen.document({"ok": True, "host": deployments[0].host.name, "lines": seen})
+            others = {"others": dict(zip(hosts[1:], seen[1:], strict=True))} if hosts[1:] else {}
+            screen.document({"ok": True, "host": hosts[0], "lines": seen[0], **others})
             return 0
-        for line in seen:
-            typer.echo(clean(line))
+        show(hosts, seen)
         while follow:
             time.sleep(POLL_S)
             require_reader()
-            now: list[str] = session.agent.call("logs", lines=lines)["lines"]
-            for line in new_lines(seen, now):
-                typer.echo(clean(line))
+            now = look()
+            show(hosts, [new_lines(*pair) for pair in zip(seen, now, strict=True)])
             seen = now
     return 0
+
+
+def show(hosts: list[str], lines: list[list[str]]) -> None:
+    """Lines of each node, with its name where there are several."""
+    for host, its in zip(hosts, lines, strict=True):
+        for line in its:
+            typer.echo(f"{host}: {clean(line)}" if len(hosts) > 1 else clean(line))
 
 
 def require_reader() -> None:

@@ -43,13 +43,20 @@ def plan(
     refuse_unwritable(output, "--output")
     deployments = dialled(select(host, service, profile, workspace))
 
+    from ddtree_ops.deploy.nodes import planned
     from ddtree_ops.deploy.session import Options, open_session
+    from ddtree_ops.errors import UsageError
 
+    if output is not None and any(one.others for one in deployments):
+        raise UsageError(
+            "a plan of a service over several hosts is not written to a file",
+            hint="ddtree deploy makes it anew and shows it before it asks",
+        )
     kept: list[tuple[Plan, Facts, Deployment]] = []
 
     def look(deployment: Deployment) -> tuple[Plan, Facts]:
         with open_session(deployment) as session:
-            return session.plan(Options(adopt, overwrite))
+            return planned(session, Options(adopt, overwrite))
 
     def tell(deployment: Deployment, found: tuple[Plan, Facts]) -> tuple[int, dict[str, Any]]:
         made, seen = found
@@ -71,7 +78,12 @@ def plan(
 
 
 def show(screen: Screen, made: Plan, seen: Facts) -> None:
-    """The plan as a person reads it."""
+    """The plan as a person reads it; of several nodes one after the other."""
+    for plan, found in zip(made.every, seen.every, strict=True):
+        _show(screen, plan, found)
+
+
+def _show(screen: Screen, made: Plan, seen: Facts) -> None:
     name = f"{made.host}: {made.service}"
     if seen.lock is not None and seen.lock.alive:
         screen.say(

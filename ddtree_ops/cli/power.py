@@ -12,6 +12,7 @@ from ddtree_ops.cli.screen import Screen
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ddtree_ops.deploy.session import Session
     from ddtree_ops.model import Deployment
 
 
@@ -63,27 +64,35 @@ def _tell_host(
     json_: bool,
     **fields: Any,
 ) -> int:
-    from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.cli.fleet import each, select, worst
+    from ddtree_ops.deploy.nodes import names, side_by_side
     from ddtree_ops.deploy.session import author, open_session, restore_limit_s
 
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
-        name = f"{deployment.service_name} on {deployment.host.name}"
+        name = f"{deployment.service_name} on {' and '.join(names(deployment))}"
         if not screen.ask(f"{verb} {name}?", yes=yes):
             return 1, {"summary": "declined"}
+        by = author(deployment.workspace_path)
+        limit = restore_limit_s(deployment)
+        fields.update(timeout_s=deployment.profile.stop_timeout_s, wait_s=min(limit, 3600), who=by["who"])
+
+        def tell(session: Session) -> dict[str, Any]:
+            return session.agent.call(verb, timeout=limit + 30, client=by["client"], **fields)
+
         with open_session(deployment) as session:
-            by = author(deployment.workspace_path)
-            limit = restore_limit_s(deployment)
-            fields.update(timeout_s=deployment.profile.stop_timeout_s, wait_s=min(limit, 3600), who=by["who"])
-            reply = session.agent.call(verb, timeout=limit + 30, client=by["client"], **fields)
-            code, how = outcome(verb, reply)
+            replies = side_by_side(session.every, tell)  # the ranks of a service wait for one another
+            found = [outcome(verb, reply) for reply in replies]
+            code = worst([each for each, _ in found])
             if deployment.fronts and verb in ("recover", "start") and code == 0:
                 from ddtree_ops.deploy.drain import put_back
 
                 put_back(session, screen)
-        screen.say(f"{deployment.host.name}: {deployment.service_name}: {how}", "" if code == 0 else "yellow")
-        return code, {"reply": reply, "summary": how}
+        for host, (each_code, how) in zip(names(deployment), found, strict=True):
+            screen.say(f"{host}: {deployment.service_name}: {how}", "" if each_code == 0 else "yellow")
+        others = {"others": replies[1:]} if replies[1:] else {}
+        return code, {"reply": replies[0], **others, "summary": found[0][1]}
 
     return each(screen, select(hosts, service, None, workspace), act)
 

@@ -21,13 +21,13 @@ def render(
     The generation number is shown as 1; a plan shows the real one.
     """
     from ddtree_ops import units
-    from ddtree_ops.cli.fleet import select
+    from ddtree_ops.cli.fleet import nodes, select
     from ddtree_ops.deploy.fitting import refuse_impossible, release_ids
     from ddtree_ops.model.archs import silenced_rules
 
     screen = Screen(json_=json_)
     found = []
-    for deployment in select(host, service, profile, workspace):
+    for deployment in nodes(select(host, service, profile, workspace)):
         refuse_impossible(deployment)
         for rule in silenced_rules(deployment):
             screen.warn(f"{deployment.host.name}: {rule}")

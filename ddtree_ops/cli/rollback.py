@@ -30,18 +30,19 @@ def rollback(
     """Go back to the previous (or the named) generation. It passes the exactness gate or the host stays as it is."""
     from ddtree_ops.cli.fleet import each, select
     from ddtree_ops.deploy import rollback as back
-    from ddtree_ops.deploy.session import open_session, settle
+    from ddtree_ops.deploy.nodes import probed, settled
+    from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
 
     def act(deployment: Deployment) -> tuple[int, dict[str, Any]]:
         with open_session(deployment) as session:
-            seen = session.probe()
+            seen = probed(session)
             target = back.find_target(session, seen, to)
             if not screen.ask(f"Roll {deployment.service_name} on {deployment.host.name} back to {target}?", yes=yes):
                 return 1, {"outcome": {"result": "declined"}, "summary": "declined"}
-            if settle(session, seen, screen):
-                seen = session.probe()
+            if settled(session, seen, screen):
+                seen = probed(session)
             outcome = back.rollback(session, seen, target, screen, overwrite=overwrite)
             report(screen, outcome)
             snap_after(screen, session)

@@ -14,8 +14,9 @@ from ddtree_ops.cli.plan import show
 from ddtree_ops.cli.screen import Screen
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.fitting import fitting, release_ids
+from ddtree_ops.deploy.nodes import planned, settled
 from ddtree_ops.deploy.plan import Plan
-from ddtree_ops.deploy.session import Options, Session, open_session, settle
+from ddtree_ops.deploy.session import Options, Session, open_session
 from ddtree_ops.errors import Interrupted
 from ddtree_ops.model import Deployment, Workspace
 
@@ -35,7 +36,8 @@ class Ready:
     @property
     def idle(self) -> bool:
         """Nothing to change, and nobody left anything to clear up."""
-        return not self.plan.changes and self.seen.unfinished is None and self.seen.lock is None
+        calm = all(one.unfinished is None and one.lock is None for one in self.seen.every)
+        return not self.plan.changes and calm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Rollout:
             for one in ready.values():
                 self._show(one)
             busy = [one.plan for one in ready.values() if not one.idle]
-            names = ", ".join(f"{plan.service} to {plan.host}" for plan in busy)
+            names = ", ".join(f"{plan.service} to {' and '.join(one.host for one in plan.every)}" for plan in busy)
             if busy and not self.screen.ask(f"Deploy {names}?", yes=self.yes):
                 declined = (1, {"outcome": {"result": "declined"}, "summary": "declined"})
                 return finish(self.screen, deployments, dict.fromkeys(range(len(deployments)), declined))
@@ -87,7 +89,7 @@ class Rollout:
 
     def _plan(self, session: Session, stored: Stored | None) -> Ready:
         if stored is None:
-            return Ready(session, *session.plan(self.options), None)
+            return Ready(session, *planned(session, self.options), None)
         seen = session.probe([stored.plan.release] if stored.plan.release else [])
         if seen.unfinished is None and seen.lock is None:
             self._require(session, stored, seen)
@@ -115,9 +117,9 @@ class Rollout:
 
                 put_back(session, screen)
             return 0, {"outcome": {"result": "unchanged", "generation": plan.to}, "summary": "unchanged"}
-        if settle(session, seen, screen):
+        if settled(session, seen, screen):
             if one.stored is None:
-                plan, seen = session.plan(self.options)
+                plan, seen = planned(session, self.options)
                 show(screen, plan, seen)
             else:
                 seen = session.probe([plan.release] if plan.release else [])

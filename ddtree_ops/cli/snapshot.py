@@ -38,7 +38,7 @@ def snapshot(
 
     Commits its own paths only; nothing changed makes no commit. A sweep that was committed stays until another --run.
     """
-    from ddtree_ops.cli.fleet import each, select
+    from ddtree_ops.cli.fleet import each, nodes, select
     from ddtree_ops.deploy.session import open_session
 
     screen = Screen(json_=json_)
@@ -50,7 +50,7 @@ def snapshot(
         screen.say(f"{deployment.host.name}: {deployment.service_name}: {what}")
         return 0, {"commit": commit, "summary": what}
 
-    return each(screen, select(host, service, None, workspace), act)
+    return each(screen, nodes(select(host, service, None, workspace)), act)
 
 
 def snap(session: Session, message: str | None, run: Path | None = None) -> str | None:

@@ -41,36 +41,50 @@ def status(
     deployments = dialled(select(host, service, None, workspace))
 
     from ddtree_ops.deploy.drift import find_drift, unproven
+    from ddtree_ops.deploy.nodes import mixed, names, probed
     from ddtree_ops.deploy.session import open_session
 
     def look(deployment: Deployment) -> Facts:
         with open_session(deployment) as session:
-            return session.probe()
+            return probed(session)
 
     def show(deployment: Deployment, seen: Facts) -> tuple[int, dict[str, Any]]:
-        drift = find_drift(seen, deployment.host.supervisor)
-        doubt = unproven(seen) if seen.state.confirmed is not None else "nothing is deployed"
-        row = summary(deployment.host.name, deployment.service_name, seen, doubt)
-        screen.table("", list(row), [list(row.values())])
-        for line in drift:
-            screen.warn(f"drift: {line}")
-        if doubt:
-            screen.warn(f"UNPROVEN: {doubt}")
-        if seen.verified is not None:
-            kind, at = seen.verified.get("kind"), seen.verified.get("t")
-            screen.say(f"verify-exactness said {kind} on {local_time(at if isinstance(at, int | float) else None)}")
-        if seen.lock is not None and seen.lock.alive:
-            screen.warn(
-                f"{seen.lock.who or 'somebody'} deploys since {local_time(seen.lock.since)} (txn {seen.lock.txn})"
-            )
-        elif seen.unfinished:
-            screen.warn(f"deploy {seen.unfinished} did not finish")
-        return 0, {
-            "status": {**row, "drift": drift, "unproven": doubt, "verified": seen.verified},
-            "summary": f"{seen.active.state}, {row['verdict']}",
-        }
+        apart = mixed(names(deployment), seen.every)
+        found = []
+        for there, one in zip(deployment.every, seen.every, strict=True):
+            doubt = unproven(one) if one.state.confirmed is not None else "nothing is deployed"
+            found.append((there, one, doubt, find_drift(one, there.host.supervisor)))
+        rows = [summary(there.host.name, there.service_name, one, apart or doubt) for there, one, doubt, _ in found]
+        screen.table("", list(rows[0]), [list(row.values()) for row in rows])
+        if apart:
+            screen.warn(f"{apart}; they do not meet, so nothing is served: ddtree deploy brings them together")
+        told = [_tell(screen, *node, name=bool(seen.others)) for node in found]
+        document = {**rows[0], **told[0], **({"unproven": apart} if apart else {})}
+        if seen.others:
+            document["others"] = [{**row, **more} for row, more in zip(rows[1:], told[1:], strict=True)]
+        return 0, {"status": document, "summary": f"{seen.active.state}, {rows[0]['verdict']}"}
 
     return survey(screen, deployments, look, show, table=False)
+
+
+def _tell(
+    screen: Screen, deployment: Deployment, seen: Facts, doubt: str | None, drift: list[str], *, name: bool
+) -> dict[str, Any]:
+    """What there is to say of one host beside its row, with its ``name`` where it is one of several nodes."""
+    where = f"{deployment.host.name}: " if name else ""
+    for line in drift:
+        screen.warn(f"{where}drift: {line}")
+    if doubt:
+        screen.warn(f"{where}UNPROVEN: {doubt}")
+    if seen.verified is not None:
+        kind, at = seen.verified.get("kind"), seen.verified.get("t")
+        screen.say(f"verify-exactness said {kind} on {local_time(at if isinstance(at, int | float) else None)}")
+    if seen.lock is not None and seen.lock.alive:
+        since = local_time(seen.lock.since)
+        screen.warn(f"{where}{seen.lock.who or 'somebody'} deploys since {since} (txn {seen.lock.txn})")
+    elif seen.unfinished:
+        screen.warn(f"{where}deploy {seen.unfinished} did not finish")
+    return {"drift": drift, "unproven": doubt, "verified": seen.verified}
 
 
 def summary(host: str, service: str, seen: Facts, doubt: str | None) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +44,75 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Attended:
-    """One transaction as it was followed: its terminal entry, the gate's verdict if there was one, its journal."""
+    """One transaction as it was followed: its terminal entry, the gate's verdict if there was one, its journal.
+
+    ``others``: how it ended at a service's further nodes; ``error``: what kept one of several from being known.
+    """
 
     txn: str
     end: Entry
     verdict: Verdict | None
     entries: list[Entry]
+    error: DdtreeError | None = None
+    others: tuple[Attended, ...] = ()
 
 
 def conclude(session: Session, plan: Plan, attended: Attended, ui: Ui) -> Outcome:
     """Turn the journal's last word into an outcome or the error with the right exit code.
 
     After a recovery what runs again is proven by a short self-score. Raises RolledBack, Failed (nothing was changed),
-    NeedsHand (the restore failed, or what is back does not answer exactly).
+    NeedsHand (the restore failed, or what is back does not answer exactly). Of several nodes all are confirmed, or that
+    is raised which is worst; NeedsHand where some are confirmed and some are not.
     """
+    if attended.others:
+        return _conclude_all(session, plan, [attended, *attended.others], ui)
+    return _conclude(session, plan, attended, ui)
+
+
+def _conclude_all(session: Session, plan: Plan, attended: Sequence[Attended], ui: Ui) -> Outcome:
+    nodes = list(zip(session.every, plan.every, attended, strict=True))
+    events = [one.end.get("event") for one in attended]
+    if set(events) == {"confirmed"}:
+        return _conclude(*nodes[0], ui)
+    if "confirmed" in events:
+        raise _mixed(nodes, ui)
+    # rank 0 last: once the others are back it can be asked whether it answers exactly
+    found: list[DdtreeError] = []
+    for one, there, ended in reversed(nodes):
+        if ended.error is not None:
+            keep_evidence(one.deployment, ended, ui)
+            found.append(ended.error)
+            continue
+        try:
+            _conclude(one, there, ended, ui)
+        except DdtreeError as error:
+            found.append(error)
+    raise min(reversed(found), key=lambda error: _WORST.index(error.exit_code))
+
+
+#: Of several nodes' exit codes the one that is told: as of several hosts (design.md), Ctrl-C before what it led to.
+_WORST = (9, 130, 5, 4, 8, 1, 7, 6, 2)
+
+
+def _mixed(nodes: Sequence[tuple[Session, Plan, Attended]], ui: Ui) -> NeedsHand:
+    told, kept = [], []
+    for session, plan, ended in nodes:
+        event, back = ended.end.get("event"), ended.end.get("generation")
+        if event == "confirmed":
+            told.append(f"{plan.host} has confirmed generation {plan.to}")
+            continue
+        kept += keep_evidence(session.deployment, ended, ui)
+        where = f"is on generation {back}" if back is not None else "goes back by itself" if ended.error else "has none"
+        why = ended.error.message if ended.error else ended.end.get("reason") or "no reason given"
+        told.append(f"{plan.host} {where} ({why})")
+    which = f"--host {nodes[0][1].host} --service {nodes[0][1].service}"
+    return NeedsHand(
+        f"{nodes[0][1].service} is mixed: {'; '.join(told)}; its nodes do not meet, so nothing is served",
+        hint="\n".join([f"ddtree deploy {which}", f"ddtree status {which}", *kept]),
+    )
+
+
+def _conclude(session: Session, plan: Plan, attended: Attended, ui: Ui) -> Outcome:
     end, verdict = attended.end, attended.verdict
     event, reason = end.get("event"), end.get("reason") or "no reason given"
     if event == "confirmed":

@@ -23,6 +23,12 @@ from ddtree_ops.remote.transport import Transport, connect
 
 RETRY_S = 1.0
 INTERRUPTED = {"kind": str(Kind.INCONCLUSIVE), "passed": False, "reasons": ["interrupted by the operator"]}
+
+
+class Apart(Failed):
+    """Another node of the service did not come as far, so this one goes back."""
+
+
 Prove = Callable[[Transport], Verdict | None]
 ForHost = Callable[[Verdict | None], dict[str, Any]]
 
@@ -80,12 +86,24 @@ def interrupt_all() -> None:
 class Attendance:
     """One sealed plan from its handing over to its terminal journal entry. ``entries``: the journal as it came.
 
-    ``prove`` runs the gate over a transport; ``for_host`` makes of its verdict what the host stores.
+    ``prove`` runs the gate over a transport; ``for_host`` makes of its verdict what the host stores. Where the host is
+    one of several nodes, ``saw`` hears each entry and ``hold`` returns once none of the others has to be waited for.
     """
 
-    def __init__(self, link: Link, sealed: dict[str, Any], ui: Ui, *, prove: Prove, for_host: ForHost) -> None:
+    def __init__(
+        self,
+        link: Link,
+        sealed: dict[str, Any],
+        ui: Ui,
+        *,
+        prove: Prove,
+        for_host: ForHost,
+        saw: Callable[[Entry], None] = lambda entry: None,
+        hold: Callable[[], None] = lambda: None,
+    ) -> None:
         self._link, self._sealed, self._ui = link, sealed, ui
-        self._prove, self._for_host = prove, for_host
+        self._prove, self._for_host, self._saw, self._hold = prove, for_host, saw, hold
+        self._follower: Follower | None = None
         self._host = link.deployment.host
         self._give_up_s = float(sealed["lease_s"]) * 2
         self._verdict: Verdict | None = None
@@ -106,11 +124,24 @@ class Attendance:
         finally:
             _live.discard(self)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the host has decided, whatever is still on its way here."""
+        return self._follower is not None and self._follower.ended
+
     def interrupt(self) -> None:
         """What Ctrl-C does, for attendances in other threads than the main one."""
         self._interrupted = True
-        with contextlib.suppress(DdtreeError):  # out of reach: its lease ends it
-            self._link.agent.call("verdict", txn=self._sealed["txn"], verdict=INTERRUPTED)
+        self._leave(INTERRUPTED)
+
+    def abandon(self, why: str) -> None:
+        """Have the host go back, from another thread: ``why`` is what it is told."""
+        self._leave(no_verdict("node", why))
+
+    def _leave(self, verdict: dict[str, Any]) -> None:
+        # out of reach: its lease ends it; refused: it has a verdict, or has not begun
+        with contextlib.suppress(DdtreeError):
+            self._link.agent.call("verdict", txn=self._sealed["txn"], verdict=verdict)
 
     def _run(self) -> tuple[Entry, Verdict | None]:
         with interrupts_held() as came:
@@ -126,6 +157,7 @@ class Attendance:
             give_up_s=self._give_up_s,
             elevates=self._link.agent.elevates,
         ) as follower:
+            self._follower = follower
             end = self._attend(follower, interrupt=came())
         if self._interrupted and end.get("event") in ("recovered", "unchanged"):
             back = end.get("generation")
@@ -148,6 +180,7 @@ class Attendance:
                 entry = follower.next()
                 self.entries.append(entry)
                 self._tell(entry)
+                self._saw(entry)
                 step, event = entry.get("step"), entry.get("event")
                 if step == "end":
                     return entry
@@ -156,6 +189,8 @@ class Attendance:
                         return settled
                     continue
                 self._began = True
+                if (step, event) == ("hold", "begin") and not self._interrupted:
+                    self._go(follower)
                 if (step, event) == ("gate", "begin") and not self._interrupted:
                     self._gate(follower)
             except KeyboardInterrupt:
@@ -171,10 +206,20 @@ class Attendance:
             raise left
         self._interrupted = True
         self._ui.warn("interrupted: the host is told to go back; waiting until it has (again Ctrl-C: not waiting)")
+        self._saw({"step": "interrupted", "event": "fail", "reason": "by the operator"})
         try:
             self._send(follower, INTERRUPTED)
         except KeyboardInterrupt:
             raise left from None
+
+    def _go(self, follower: Follower) -> None:
+        """Let the host stop what runs once every other node holds too."""
+        try:
+            self._hold()
+        except Apart as error:
+            self._send(follower, no_verdict("node", error.message))
+        else:
+            self._deliver(follower, "go")
 
     def _gate(self, follower: Follower) -> None:
         """Prove what runs and tell the host. Whatever keeps the gate from a verdict is told to the host as such."""
@@ -185,6 +230,8 @@ class Attendance:
             if follower.ended:
                 return  # decided without us; the journal's end is what counts
             raise
+        except Apart as error:
+            told = no_verdict("node", error.message)
         except Exception as error:  # also a bug in the gate: the host must not wait for the lease to end, nor we exit
             why = error.message if isinstance(error, DdtreeError) else f"{type(error).__name__}: {error}"
             self._ui.warn(f"the gate could not run: {why}")
@@ -208,9 +255,12 @@ class Attendance:
 
     def _send(self, follower: Follower, verdict: dict[str, Any]) -> None:
         """Leave the verdict on the host. Refused (too late, or a second one): the journal tells what counted."""
+        self._deliver(follower, "verdict", verdict=verdict)
+
+    def _deliver(self, follower: Follower, verb: str, **fields: Any) -> None:
         while not follower.ended:
             try:
-                self._link.agent.call("verdict", txn=self._sealed["txn"], verdict=verdict)
+                self._link.agent.call(verb, txn=self._sealed["txn"], **fields)
                 return
             except Unreachable as error:
                 self._reconnect(follower, error)

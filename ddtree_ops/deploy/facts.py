@@ -104,7 +104,7 @@ class Model(msgspec.Struct, frozen=True):
 class Facts(msgspec.Struct, frozen=True):
     """The whole probe, one round trip. ``verdict`` confirmed the generation; ``verified``: verify-exactness's.
 
-    ``drift`` is the host's own account of it, in its words.
+    ``drift`` is the host's own account of it, in its words. ``others``: what was found at a service's further nodes.
     """
 
     system: System
@@ -127,6 +127,12 @@ class Facts(msgspec.Struct, frozen=True):
     verified: dict[str, Any] | None = None
     models: dict[str, Model] = {}
     server_info: dict[str, Any] | None = None
+    others: list[Facts] = []
+
+    @property
+    def every(self) -> list[Facts]:
+        """One a node, this one first."""
+        return [self, *self.others]
 
     @property
     def last_verdict(self) -> dict[str, Any] | None:
@@ -138,7 +144,7 @@ class Facts(msgspec.Struct, frozen=True):
 def facts(reply: dict[str, Any]) -> Facts:
     """The probe's reply as Facts; raises Failed when the host answers in another shape."""
     try:
-        return msgspec.convert(reply, Facts)
+        return msgspec.structs.replace(msgspec.convert(reply, Facts), others=[])
     except msgspec.ValidationError as error:
         raise Failed(
             f"the host's probe answered in an unknown form: {error}",

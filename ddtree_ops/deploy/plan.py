@@ -43,7 +43,7 @@ class Known:
     commit that the host's generation came from is in this workspace's history, None where there is no such commit.
     ``transfer``: None when the release is on the host. ``cannot_guard``: why the host cannot keep others off an
     unproven port ("": it can), None where nobody else reaches it anyway. ``old_env``: the environment file there.
-    ``evidence``: which sweep the profile stands on, in words.
+    ``evidence``: which sweep the profile stands on, in words. ``why``: another node's reason to change this one too.
     """
 
     author: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -52,6 +52,7 @@ class Known:
     cannot_guard: str | None = None
     old_env: str | None = None
     evidence: str = ""
+    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Plan:
     come back to (None: the service is removed again), ``to`` the one tried. ``adopts``: what is installed is not as
     ddtree left it and is kept as a generation of its own, the one to come back to. ``guard``: until confirm the host
     keeps others off the port. ``downtime_s``: the last change's (None: unknown), ``downtime_limit_s`` what it may take.
+    ``others``: the plans of a service's further nodes, by rank; ``exposed``: why more than its nodes would reach its
+    workers' ports, which is refused.
     """
 
     host: str
@@ -83,10 +86,17 @@ class Plan:
     restarts: str | None = None
     downtime_s: float | None = None
     downtime_limit_s: float | None = None
+    others: tuple[Plan, ...] = ()
+    exposed: str = ""
     diff: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     expect: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def every(self) -> list[Plan]:
+        """One plan a node, this one first."""
+        return [self, *self.others]
 
     @property
     def changes(self) -> bool:
@@ -96,8 +106,9 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The plan for ``--json``, without the files' full text."""
         told = dataclasses.asdict(self)
-        for key in ("files", "meta", "expect"):
+        for key in ("files", "meta", "expect", "exposed"):
             del told[key]
+        told["others"] = [one.as_json() for one in self.others]
         return {"from" if key == "from_" else key: value for key, value in told.items()}
 
 
@@ -108,8 +119,16 @@ def sha256(text: str) -> str:
 
 def profile_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """``["budget 8 -> 16", ...]`` for the profile keys that differ, in the new profile's order."""
+    old, new = _without_meeting_port(old), _without_meeting_port(new)
     keys = [key for key in {**new, **old} if key not in ("name", "applied_rules")]
     return [f"{key} {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
+
+
+def _without_meeting_port(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Every deploy of a service over several hosts has another: that is no change that anybody asked for."""
+    if profile.get("nodes") is None:
+        return dict(profile)
+    return {**profile, "nodes": {key: value for key, value in profile["nodes"].items() if key != "port"}}
 
 
 def model_paths(deployment: Deployment) -> list[str]:
@@ -149,6 +168,7 @@ def make_plan(
             reasons.append(f"the service is {facts.active.state}")
         if not reasons and not drift and (why := unproven(facts)):
             reasons.append(f"UNPROVEN: {why}")
+    reasons += [known.why] if known.why and not reasons else []
     reasons += [f"drift: {line}" for line in drift if overwrite or adopt]
 
     if not reasons and not drift:
@@ -174,6 +194,7 @@ def make_plan(
         "release": release,
         "engine": profile.engine,
         "profile": new_profile,
+        **({"nodes": {"rank": profile.nodes.rank, "addresses": profile.nodes.addresses}} if profile.nodes else {}),
         "models": {path: facts.models[path].identity for path in model_paths(deployment) if path in facts.models},
         "health": health(deployment),
         **known.author,

@@ -14,12 +14,13 @@ from ddtree_ops.deploy.drain import away
 from ddtree_ops.deploy.drift import find_drift
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import preflight
-from ddtree_ops.deploy.plan import Plan, expected, seal
+from ddtree_ops.deploy.nodes import sealed
+from ddtree_ops.deploy.plan import Plan, expected
 from ddtree_ops.deploy.run import apply, new_txn, require_leave
 from ddtree_ops.deploy.session import Session, author, bootstrap
 from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed
-from ddtree_ops.model import profile_from_json
+from ddtree_ops.model import Deployment, profile_from_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,13 @@ class Target:
     meta: Mapping[str, Any]
     files: Mapping[str, str]
 
+    @property
+    def adopted(self) -> bool:
+        """Whether it is a hand-made unit."""
+        return self.meta.get("adopted") is not None
+
     def __str__(self) -> str:
-        if self.meta.get("adopted") is not None:
+        if self.adopted:
             return f"generation {self.n} (a hand-made unit)"
         profile = (self.meta.get("profile") or {}).get("name")
         return f"generation {self.n} (profile {profile}, release {self.meta.get('release')})"
@@ -47,28 +53,64 @@ def find_target(session: Session, seen: Facts, to: int | None) -> Target:
         n = choose_rollback(seen, history.get("generations", []), to)
     except Failed as error:
         raise Failed(f"{session.deployment.host.name}: {error.message}", hint=error.hint) from None
-    kept = session.agent.call("generation", n=n)
-    return Target(n, kept["meta"], kept["files"])
+    return _target(session, n)
 
 
 def rollback(session: Session, seen: Facts, target: Target, ui: Ui, *, overwrite: bool = False) -> Outcome:
-    """Back to a generation that is on the host, through the same gate as a deploy.
+    """Back to a generation that is on the host, through the same gate as a deploy; on several nodes to one deploy's.
 
     Raises what `deploy.run.deploy` raises: Failed for drift that ``overwrite`` does not allow to be replaced, too.
     """
     started = time.monotonic()
-    deployment, meta = session.deployment, target.meta
-    adopted = meta.get("adopted") is not None
+    targets = [target, *(_same_deploy(one, target) for one in session.others)]
+    adopted = target.adopted
     if adopted:
         ui.warn(
             f"generation {target.n} is a hand-made unit: started and watched, but there is no profile to prove it by"
         )
-    else:
-        deployment = msgspec.structs.replace(deployment, profile=profile_from_json(target.files["profile.json"]))
+    deployments = [_as_then(one.deployment, there) for one, there in zip(session.every, targets, strict=True)]
+    deployment = deployments[0]
+    if not adopted:
         preflight(session.transport, deployment.profile, deployment.workspace_path)
-    profile = deployment.profile
-    drift = find_drift(seen, deployment.host.supervisor)
-    plan = Plan(
+    plans = []
+    for one, found, there, back in zip(session.every, seen.every, deployments, targets, strict=True):
+        plans.append(_plan(one, found, there, back, overwrite))
+        require_leave(plans[-1], found)
+        for line in find_drift(found, there.host.supervisor):
+            ui.warn(f"drift, replaced by the rollback: {line}")
+        bootstrap(one, found, ui)
+    plan = dataclasses.replace(plans[0], others=tuple(plans[1:]))
+    documents = sealed(plan, deployments, txn=new_txn(), author=author(deployment.workspace_path))
+    with away(session, seen, ui):
+        attended = apply(session, documents, deployment.profile, ui, seen=seen, gate=not adopted)
+        confirmed = conclude(session, plan, attended, ui)
+    return dataclasses.replace(confirmed, seconds=time.monotonic() - started)
+
+
+def _same_deploy(session: Session, target: Target) -> Target:
+    """What a further node goes back to: its generation of the deploy that rank 0's is of. Raises Failed."""
+    txn = target.meta.get("txn")
+    for row in session.agent.call("history", limit=1).get("generations", []):
+        if row.get("txn") == txn:
+            return _target(session, int(row["n"]))
+    host = session.deployment.host.name
+    raise Failed(f"{host}: has no generation of that deploy ({txn}); nothing was changed", hint="see: ddtree history")
+
+
+def _target(session: Session, n: int) -> Target:
+    kept = session.agent.call("generation", n=n)
+    return Target(n, kept["meta"], kept["files"])
+
+
+def _as_then(deployment: Deployment, target: Target) -> Deployment:
+    if target.adopted:
+        return deployment
+    return msgspec.structs.replace(deployment, profile=profile_from_json(target.files["profile.json"]))
+
+
+def _plan(session: Session, seen: Facts, deployment: Deployment, target: Target, overwrite: bool) -> Plan:
+    meta, profile = target.meta, deployment.profile
+    return Plan(
         host=deployment.host.name,
         service=deployment.service_name,
         action="rollback",
@@ -80,19 +122,10 @@ def rollback(session: Session, seen: Facts, target: Target, ui: Ui, *, overwrite
             or {"port": deployment.service.port, "timeout_s": profile.load_timeout_s, "expect": {}, "fatal": []}
         },
         expect=expected(seen),
-        drift=() if overwrite else tuple(drift),
+        drift=() if overwrite else tuple(find_drift(seen, deployment.host.supervisor)),
         overwrite=overwrite,
         guard=session.cannot_guard(profile) == "",
     )
-    require_leave(plan, seen)
-    for line in drift:
-        ui.warn(f"drift, replaced by the rollback: {line}")
-    bootstrap(session, seen, ui)
-    sealed = seal(plan, deployment, txn=new_txn(), author=author(deployment.workspace_path))
-    with away(session, seen, ui):
-        attended = apply(session, sealed, profile, ui, system=seen.system, gate=not adopted)
-        confirmed = conclude(session, plan, attended, ui)
-    return dataclasses.replace(confirmed, seconds=time.monotonic() - started)
 
 
 def choose_rollback(seen: Facts, generations: list[dict[str, Any]], to: int | None) -> int:

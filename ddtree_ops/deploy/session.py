@@ -7,7 +7,7 @@ import functools
 import subprocess
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,19 @@ class Options:
 
 
 class Session:
-    """One host's service, connected: the transport and the agent."""
+    """One host's service, connected: the transport and the agent.
 
-    def __init__(self, deployment: Deployment, transport: Transport) -> None:
-        self.deployment = deployment
+    ``others``: sessions with the further nodes of a service over several hosts, by rank; it closes them too.
+    """
+
+    def __init__(self, deployment: Deployment, transport: Transport, others: Sequence[Session] = ()) -> None:
+        self.deployment, self.others = deployment, others
         self._use(transport)
+
+    @property
+    def every(self) -> list[Session]:
+        """One session a node, this one first."""
+        return [self, *self.others]
 
     def _use(self, transport: Transport) -> None:
         host = self.deployment.host
@@ -61,7 +69,8 @@ class Session:
         self._use(connect(self.deployment.host))
 
     def close(self) -> None:
-        self.transport.close()
+        for one in self.every:
+            one.transport.close()
 
     def __enter__(self) -> Session:
         return self
@@ -89,18 +98,23 @@ class Session:
         )
         return facts(reply)
 
-    def plan(self, options: Options) -> tuple[Plan, Facts]:
+    def look(self) -> Facts:
+        """The probe that a plan is made from."""
+        ids = release_ids(self.deployment)
+        _warm()
+        return self.probe(ids.values())
+
+    def plan(self, options: Options, seen: Facts | None = None, why: str = "") -> tuple[Plan, Facts]:
         """Probe and compare; touches nothing. More round trips only where something changes.
 
-        Raises Failed for a host that no release of the profile's base fits.
+        ``seen``: what `look` found already; ``why``: a reason to change it though nothing here differs. Raises Failed
+        for a host that no release of the profile's base fits.
         """
         deployment = self.deployment
-        ids = release_ids(deployment)
-        _warm()
-        seen = self.probe(ids.values())
-        wanted = ids[fitting(deployment, seen.system).python]
+        seen = self.look() if seen is None else seen
+        wanted = release_ids(deployment)[fitting(deployment, seen.system).python]
         evidence = evidence_of(deployment)
-        known = Known(evidence=evidence)
+        known = Known(evidence=evidence, why=why)
         made = make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known)
         if not made.changes:
             return made, seen
@@ -112,6 +126,7 @@ class Session:
             cannot_guard=self.cannot_guard(deployment.profile),
             old_env=self._old_env(seen, wanted),
             evidence=evidence,
+            why=why,
         )
         return make_plan(deployment, wanted, seen, adopt=options.adopt, overwrite=options.overwrite, known=known), seen
 
@@ -160,7 +175,8 @@ def _warm() -> None:
 
 def open_session(deployment: Deployment) -> Session:
     """A session with the deployment's host, dialled by what is first asked; leaving its block closes the connection."""
-    return Session(deployment, connect_when_needed(deployment.host))
+    others = [Session(one, connect_when_needed(one.host)) for one in deployment.others]
+    return Session(deployment, connect_when_needed(deployment.host), others)
 
 
 def author(workspace: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.gate import gate_prompts, prove, stored, tree_of
+from ddtree_ops.deploy.nodes import mixed, names, probed
 from ddtree_ops.deploy.session import Session, author
 from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import DdtreeError, Failed, Locked, UsageError
@@ -57,6 +58,8 @@ def verify(session: Session, seen: Facts, ui: Ui, ask: Ask) -> Verified:
             f"{deployment.host.name}: deploy {seen.state.pending.txn} has not ended",
             hint="it runs its own gate; if nobody is at it any more: ddtree recover",
         )
+    if session.others and (why := mixed(names(deployment), probed(session).every)):
+        raise Failed(f"{deployment.service_name}: {why}", hint="ddtree deploy brings them together, through the gate")
     profile, health = running_profile(session, seen)
     prompts, prompt_set = gate_prompts(profile, deployment.workspace_path)
     if ask.prompts is not None:

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddtree_ops.deploy import run as deploying
-from ddtree_ops.deploy.attend import Attendance
+from ddtree_ops.deploy.attend import Attendance, Prove
 from ddtree_ops.deploy.drain import away
 from ddtree_ops.deploy.facts import Facts
 from ddtree_ops.deploy.follow import Entry
 from ddtree_ops.deploy.gate import api_key, prove
-from ddtree_ops.deploy.plan import Plan, seal
+from ddtree_ops.deploy.nodes import planned, sealed
+from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.deploy.session import Options, Session, author
+from ddtree_ops.deploy.together import Node, Together
 from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed, NeedsHand
 from ddtree_ops.exactness import Verdict
@@ -98,12 +100,14 @@ class Hold:
         Raises what a deploy raises before it changes anything, Unreachable, Interrupted, and NeedsHand where the host
         could not go back. A start that fails is no error: its cells say so.
         """
-        plan, seen = self.session.plan(Options())
+        plan, seen = planned(self.session, Options())
         deployment = self.session.deployment
         deploying.make_ready(self.session, plan, seen, self.ui)
         self.txn = deploying.new_txn()
-        sealed = seal(plan, deployment, txn=self.txn, author=author(deployment.workspace_path))
-        sealed["gate_timeout_s"] += self._work_s()
+        there = [one.deployment for one in self.session.every]
+        documents = sealed(plan, there, txn=self.txn, author=author(deployment.workspace_path))
+        for document in documents:
+            document["gate_timeout_s"] += self._work_s()
         self.journal.append(
             Attempt(
                 t=time.time(),
@@ -117,13 +121,30 @@ class Hold:
         began = time.monotonic()
 
         def check(transport: Transport) -> Verdict:
-            return self._check(transport, plan, seen, sealed, began)
+            return self._check(transport, plan, seen, documents[0], began)
 
-        attendance = Attendance(self.session, sealed, _Calm(self.ui), prove=check, for_host=lambda _: NEVER_KEPT)
         with away(self.session, seen, self.ui):
             began = time.monotonic()
-            end, _ = attendance.run()
+            end = self._attend(documents, check)
             self._finish(end, time.monotonic() - began)
+
+    def _attend(self, documents: list[dict[str, Any]], check: Prove) -> Entry:
+        """The journal's last word, of several nodes rank 0's. Raises NeedsHand where another one could not go back."""
+        if not self.session.others:
+            return Attendance(
+                self.session, documents[0], _Calm(self.ui), prove=check, for_host=lambda _: NEVER_KEPT
+            ).run()[0]
+        nodes = [Node(one, document) for one, document in zip(self.session.every, documents, strict=True)]
+        ends, _ = Together(nodes, _Calm(self.ui), prove=check, for_hosts=lambda rank, verdict: NEVER_KEPT).run()
+        if ends[0].error is not None:
+            raise ends[0].error
+        for node, one in zip(nodes[1:], ends[1:], strict=True):
+            if one.end.get("event") not in ("recovered", "unchanged"):
+                why = one.error.message if one.error is not None else one.end.get("reason")
+                raise NeedsHand(
+                    f"{node.name}: the host could not go back: {why}", hint=f"ddtree status --host {node.name}"
+                )
+        return ends[0].end
 
     def _work_s(self) -> float:
         """How long measuring may take before the host ends it by itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from ddtree_ops.errors import UsageError
 from ddtree_ops.model import Deployment, Workspace, resolve
 from ddtree_ops.model.archs import arch_refusals
 from ddtree_ops.model.types import Origin, RawProfile
@@ -21,6 +22,11 @@ def deployment_of(
     Raises UsageError where the inventory does not allow the shape.
     """
     plain = resolve(workspace, host, service)
+    if plain.service.lead is not None:
+        raise UsageError(
+            f"{plain.service_name} on {host} is a further rank of {plain.service.lead}'s",
+            hint=f"--host {plain.service.lead}",
+        )
     name = PREFIX + shape.name
     room = max(most_in_flight, plain.profile.max_running_requests or 0)
     values: dict[str, object] = {"algorithm": shape.algorithm, "max_running_requests": room}

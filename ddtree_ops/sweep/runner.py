@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ddtree_ops import __version__
 from ddtree_ops.deploy.aftermath import by_hand, prove_again
+from ddtree_ops.deploy.nodes import side_by_side
 from ddtree_ops.deploy.session import Session, author, open_session, restore_limit_s, settle
 from ddtree_ops.deploy.ui import Ui
 from ddtree_ops.errors import Failed, Locked, NeedsHand, UsageError
@@ -171,6 +172,10 @@ def _begin(sweep: Sweep, journal: Journal, ui: Ui) -> None:
 
 def _settle(session: Session, journal: Journal, ui: Ui) -> None:
     """Before a start: end what an earlier process of this same run left, or what a dead deploy did. Raises Locked."""
+    side_by_side(session.every, lambda one: _settle_one(one, journal, ui))
+
+
+def _settle_one(session: Session, journal: Journal, ui: Ui) -> None:
     seen = session.probe()
     mine = {attempt.txn for attempt in journal.of(Attempt)}
     if seen.lock is not None and seen.lock.alive and seen.lock.txn in mine:
