@@ -169,6 +169,8 @@ class Together:
     def _teller(self, rank: int) -> Callable[[Verdict | None], dict[str, Any]]:
         def lead(verdict: Verdict | None) -> dict[str, Any]:
             told = self._for_hosts(0, verdict)
+            if told.get("passed") is True:
+                self._require_waiting()
             with self._moved:
                 self._verdict, self._decided = verdict, True
                 self._moved.notify_all()
@@ -178,6 +180,14 @@ class Together:
             return told
 
         return lead if rank == 0 else lambda verdict: self._for_hosts(rank, verdict)
+
+    def _require_waiting(self) -> None:
+        """Before anybody is told to confirm: every host's applier must be there to do so. Raises Apart, Unreachable."""
+        for node in self._nodes:
+            health, txn = node.sealed["health"], node.sealed["txn"]
+            lock = node.link.agent.call("probe", model_paths=[], releases=[], port=int(health["port"])).get("lock")
+            if not isinstance(lock, dict) or lock.get("txn") != txn or lock.get("alive") is not True:
+                raise Apart(f"{node.name}: its applier is gone")
 
     def _require_confirmed(self) -> None:
         for node, one in zip(self._nodes[1:], self._ends[1:], strict=True):

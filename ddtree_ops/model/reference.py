@@ -38,9 +38,23 @@ ROUTED: dict[str, Any] = {
     **MINIMAL,
     "services": {"name": {"port": 30000, "router": {"backends": ["host/service"]}}},
 }
+#: The same over two hosts.
+OVER_TWO: dict[str, Any] = {
+    **MINIMAL,
+    "services": {
+        "name": {
+            "profile": "b8k4",
+            "port": 30000,
+            "nodes": {
+                "port": 20000,
+                "ranks": [{"host": "host", "address": "10.0.0.1"}, {"host": "other", "address": "10.0.0.2"}],
+            },
+        }
+    },
+}
 #: Keys that must be there where what they belong to is.
 REQUIRED = re.compile(
-    r"evidence\.\w+|address|gpus|gpus\.\w+|services|services\.NAME\.(profile|port|router\.backends)|rules\[\]\.\w+|checks\.NAME\.\w+"
+    r"evidence\.\w+|address|gpus|gpus\.\w+|services|services\.NAME\.(profile|port|router\.backends|nodes\.\w+|nodes\.ranks\[\]\.\w+)|rules\[\]\.\w+|checks\.NAME\.\w+"
 )
 
 
@@ -61,12 +75,12 @@ def host_keys() -> list[Key]:
     def parse(document: Any) -> Any:
         return hostfile.parse_host(_node(document), "host", Path("/workspace"))
 
-    plain, routed = parse(MINIMAL), parse(ROUTED)
     rows = []
     for path, meaning in HOST.items():
-        found = routed if ".router." in path else plain
+        document = ROUTED if ".router" in path else OVER_TWO if ".nodes." in path else MINIMAL
+        found = parse(ROUTED if ".router." in path else MINIMAL)
         default = "required" if REQUIRED.fullmatch(path) else _yaml(_of(found, path))
-        rows.append(Key(path, meaning, _allowed(parse, ROUTED if ".router" in path else MINIMAL, path), default))
+        rows.append(Key(path, meaning, _allowed(parse, document, path), default))
     return rows
 
 
@@ -158,7 +172,7 @@ def _allowed(parse: Callable[[Any], Any], document: dict[str, Any], path: str) -
 def _item(parse: Callable[[Any], Any], document: dict[str, Any], path: str) -> str:
     """What an item of the list in that place may be."""
     try:
-        parse(_put(document, path, [{}]))
+        parse(_put(document, path, [{}, {}]))
     except UsageError as error:
         return error.message.split("; allowed: ", 1)[1]
     raise AssertionError(f"{path}: its items may be anything")
@@ -171,6 +185,8 @@ def _put(document: dict[str, Any], path: str, value: Any, above: str = "") -> di
     if not rest:
         return {**document, name: value}
     inner = document.get(name)
+    if isinstance(inner, list) and first != name:
+        return {**document, name: [_put(inner[0], rest, value, f"{here}."), *inner[1:]]}
     placed = _put(inner if isinstance(inner, dict) else _BESIDE.get(here, {}), rest, value, f"{here}.")
     return {**document, name: placed if first == name else [placed]}
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 given = dict(word.partition("=")[::2] for word in sys.argv[1:])
 started = time.monotonic()
@@ -28,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         code, body = 404, b"{}"
         if self.path == "/health":
-            sick = "sick" in given and (not given["sick"] or os.path.exists(given["sick"]))
+            sick = "sick" in given and (not given["sick"] or Path(given["sick"]).exists())
             code = 200 if not sick and time.monotonic() - started > float(given.get("load", "0")) else 503
         elif self.path == "/server_info":
             code, body = 200, json.dumps({"who": given.get("who"), **json.loads(given.get("info", "{}"))}).encode()
