@@ -99,14 +99,16 @@ class Together:
 
     def _attend(self, rank: int) -> None:
         attendance, error = self._attendances[rank], None
+        last: Entry = {"event": "unknown"}
         try:
-            attendance.run()
+            last, _ = attendance.run()
         except DdtreeError as problem:
             error = problem
         except Exception as problem:  # a bug here must not leave the other nodes waiting for this one
             error = Bug(f"{type(problem).__name__}: {problem}")
         entries = attendance.entries
-        last = entries[-1] if entries and entries[-1].get("step") == "end" else {"event": "unknown"}
+        if error is not None and entries and entries[-1].get("step") == "end":
+            last = entries[-1]
         if last.get("event") != "confirmed":
             self._fail(rank, str(last.get("reason") or (error.message if error else "no reason given")))
         with self._moved:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddtree_ops.deploy.follow import Follower
 from ddtree_ops.deploy.session import Session
 from ddtree_ops.deploy.together import Ended, Node, Together
 from ddtree_ops.errors import Failed, Interrupted, Locked, Unreachable
@@ -158,12 +159,7 @@ def test_an_applier_that_dies_while_it_holds_leaves_all_as_they_were(two: Nodes)
 
 @pytest.mark.parametrize("dying", [0, 1])
 def test_an_applier_that_dies_during_the_gate_brings_all_back(two: Nodes, dying: int) -> None:
-    def kill() -> None:
-        os.kill(two.boxes[dying].applier(), signal.SIGKILL)
-        if dying:  # rank 0's is seen to be gone by who is in this gate
-            two.boxes[dying].end("txn-2")
-
-    ends = two.run(two.plans(), gate=kill)
+    ends = two.run(two.plans(), gate=lambda: os.kill(two.boxes[dying].applier(), signal.SIGKILL))
     assert events(ends) == ["recovered"] * 2 and two.who() == ["txn-1"] * 2, [one.error for one in ends]
 
 
@@ -194,10 +190,15 @@ def test_ctrl_c_brings_all_back(two: Nodes, during: str) -> None:
 
 
 class Cut:
-    """A session whose link is gone, for good, from `cut` on."""
+    """A session whose link is gone for good once rank 1's verdict is made; its lease is not renewed any more either."""
 
-    def __init__(self, session: Session) -> None:
-        self.deployment, self.transport, self._agent = session.deployment, session.transport, session.agent
+    def __init__(self, session: Session, name: str) -> None:
+        self.deployment, self.transport, self._agent, self.name = (
+            session.deployment,
+            session.transport,
+            session.agent,
+            name,
+        )
         self.cut = False
 
     @property
@@ -209,47 +210,33 @@ class Cut:
     def reconnect(self) -> None:
         raise Unreachable("the cable is cut")
 
-
-def test_rank_0_that_is_out_of_reach_when_the_others_confirmed_is_seen_as_mixed(two: Nodes) -> None:
-    """The one window that is left. Its lease brings it back; what was confirmed stays so, and both are told apart."""
-    lead = Cut(two.sessions[0])
-
-    def told(rank: int) -> None:
-        lead.cut = lead.cut or rank == 1
-
-    plans = two.plans(lease_s=2)
-    nodes = [Node(lead, plans[0]), Node(two.sessions[1], plans[1])]
-
-    def for_hosts(rank: int, _: Verdict | None) -> dict[str, Any]:
-        told(rank)
+    def for_hosts(self, rank: int, _: Verdict | None) -> dict[str, Any]:
+        self.cut = self.cut or rank == 1
         return PASSED
 
-    def silent(self: Any, process: Any, done: Any) -> None:
-        """The lease is not renewed over a cut cable either."""
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddtree_ops.deploy.follow.Follower._beat", silent)
-        ends = Together(nodes, two.ui, prove=lambda _: None, for_hosts=for_hosts).run()[0]
-    assert events(ends) == ["recovered", "confirmed"] and two.who() == ["txn-1", "txn-2"]
+    def beat(self, follower: Any, process: Any, done: threading.Event) -> None:
+        mine = self.name in " ".join(follower._argv)
+        while not done.wait(0.5):
+            if not (mine and self.cut):
+                process.write(b".\n")
 
 
-def test_a_further_node_that_is_out_of_reach_when_it_is_told_brings_all_back(two: Nodes) -> None:
-    """It is told first, so nobody has confirmed."""
-    other = Cut(two.sessions[1])
-    plans = two.plans(lease_s=2)
-    nodes = [Node(two.sessions[0], plans[0]), Node(other, plans[1])]
-
-    def for_hosts(rank: int, _: Verdict | None) -> dict[str, Any]:
-        other.cut = other.cut or rank == 1
-        return PASSED
-
-    beat = __import__("ddtree_ops.deploy.follow", fromlist=["Follower"]).Follower._beat
-
-    def one_sided(self: Any, process: Any, done: Any) -> None:
-        if "node1" not in " ".join(self._argv):
-            beat(self, process, done)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ddtree_ops.deploy.follow.Follower._beat", one_sided)
-        ends = Together(nodes, two.ui, prove=lambda _: None, for_hosts=for_hosts).run()[0]
-    assert events(ends) == ["recovered", "recovered"] and two.who() == ["txn-1", "txn-1"]
+@pytest.mark.parametrize(
+    ("cut", "ends_on"),
+    [
+        # the one window that is left: its lease brings it back, what was confirmed stays so, and both are told apart
+        (0, ["recovered", "confirmed"]),
+        # it is told first, so nobody has confirmed
+        (1, ["recovered", "recovered"]),
+    ],
+)
+def test_a_node_that_is_out_of_reach_at_the_confirm(
+    two: Nodes, monkeypatch: pytest.MonkeyPatch, cut: int, ends_on: list[str]
+) -> None:
+    link = Cut(two.sessions[cut], f"node{cut}")
+    monkeypatch.setattr(Follower, "_beat", lambda *given: link.beat(*given))
+    links = [link if rank == cut else session for rank, session in enumerate(two.sessions)]
+    nodes = [Node(*pair) for pair in zip(links, two.plans(lease_s=6), strict=True)]
+    ends = Together(nodes, two.ui, prove=lambda _: None, for_hosts=link.for_hosts).run()[0]
+    assert events(ends) == ends_on
+    assert two.who() == ["txn-2" if event == "confirmed" else "txn-1" for event in ends_on]
