@@ -22,6 +22,7 @@ from ddtree_ops.model.nodes import at_port, ports
 from ddtree_ops.model.validate import is_loopback
 
 T = TypeVar("T")
+TOGETHER = "the ranks of a service start together"
 
 
 def side_by_side(sessions: Sequence[Session], act: Callable[[Session], T]) -> list[T]:
@@ -34,7 +35,7 @@ def side_by_side(sessions: Sequence[Session], act: Callable[[Session], T]) -> li
 
 def probed(session: Session) -> Facts:
     """What `Session.probe` finds, with what it finds at the further nodes."""
-    first, *others = side_by_side(session.every, Session.probe)
+    first, *others = side_by_side(session.every, lambda one: one.probe())
     return _joined(first, others)
 
 
@@ -42,18 +43,18 @@ def planned(session: Session, options: Options) -> tuple[Plan, Facts]:
     """What `Session.plan` makes; of several nodes one plan, in which all change or none does."""
     if not session.others:
         return session.plan(options)
-    seen = side_by_side(session.every, Session.look)
-    whole = mixed(names(session.deployment), seen) is None
+    seen = side_by_side(session.every, lambda one: one.look())
+    apart = mixed(names(session.deployment), seen)
     known, used = ports(session.deployment), [_port(one) for one in seen]
-    port = used[0] if whole and used[0] in known else None
-    if port is not None:
-        _meet_at(session, port)
-        plans = _plans(session, seen, options, "")
+    whys = [apart or TOGETHER for _ in seen]
+    if apart is None and used[0] is not None and used[0] in known:
+        _meet_at(session, used[0])
+        plans = _plans(session, seen, options, ["" for _ in seen])
         if not any(one.changes for one in plans):
             return _one(session, plans), _joined(seen[0], seen[1:])
+        whys = ["; ".join(one.reasons) or TOGETHER for one in plans]
     _meet_at(session, next(one for one in known if one not in used))
-    why = mixed(names(session.deployment), seen) or "the ranks of a service start together"
-    return _one(session, _plans(session, seen, options, why)), _joined(seen[0], seen[1:])
+    return _one(session, _plans(session, seen, options, whys)), _joined(seen[0], seen[1:])
 
 
 def settled(session: Session, seen: Facts, ui: Ui) -> bool:
@@ -88,9 +89,10 @@ def sealed(
     return [{**seal(one, there, txn=txn, author=author), **together} for one, there in each]
 
 
-def _plans(session: Session, seen: Sequence[Facts], options: Options, why: str) -> list[Plan]:
-    found = dict(zip(session.every, seen, strict=True))
-    return side_by_side(session.every, lambda one: one.plan(options, found[one], why)[0])
+def _plans(session: Session, seen: Sequence[Facts], options: Options, whys: Sequence[str]) -> list[Plan]:
+    """Each node's plan; ``whys``: for what each changes though nothing of it differs."""
+    found = {one: given for one, *given in zip(session.every, seen, whys, strict=True)}
+    return side_by_side(session.every, lambda one: one.plan(options, *found[one])[0])
 
 
 def _one(session: Session, plans: list[Plan]) -> Plan:

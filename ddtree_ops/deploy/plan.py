@@ -162,7 +162,11 @@ def make_plan(
             reasons.append(f"release {current.meta.get('release')} -> {release}")
         reasons += profile_changes(current.meta.get("profile") or {}, new_profile)
         same = render(deployment, release, current.n).files
-        if not reasons and any(sha256(text) != current.files.get(name) for name, text in same.items()):
+        if (
+            not reasons
+            and not known.why
+            and any(sha256(text) != current.files.get(name) for name, text in same.items())
+        ):
             reasons.append("the rendered files differ (inventory or templates changed)")
         if facts.active.state != "active":
             reasons.append(f"the service is {facts.active.state}")
