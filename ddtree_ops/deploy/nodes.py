@@ -91,7 +91,7 @@ def sealed(
 
 def _plans(session: Session, seen: Sequence[Facts], options: Options, whys: Sequence[str]) -> list[Plan]:
     """Each node's plan; ``whys``: for what each changes though nothing of it differs."""
-    found = {one: given for one, *given in zip(session.every, seen, whys, strict=True)}
+    found = dict(zip(session.every, zip(seen, whys, strict=True), strict=True))
     return side_by_side(session.every, lambda one: one.plan(options, *found[one])[0])
 
 
