@@ -47,10 +47,13 @@ class Group:
                 address[1],
                 self.size,
                 is_master=listener is not None,
-                timeout=timedelta(seconds=max(1.0, deadline - time.monotonic())),
+                timeout=_left(deadline),
                 # The descriptor is the store's from now on.
                 master_listen_fd=None if listener is None else listener.detach(),
             )
+            # A rank may be long in coming: only where all are here does the short timeout begin.
+            store.set(_key(self.rank), "here")
+            store.wait([_key(rank) for rank in range(self.size)], _left(deadline))
             dist.init_process_group(
                 "gloo",
                 store=store,
@@ -113,7 +116,15 @@ class Group:
                 return host
 
 
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(1.0, deadline - time.monotonic()))
+
+
+def _key(rank: int) -> str:
+    return f"rank {rank}"
+
+
 def _reason(error: RuntimeError) -> str:
     """Gloo's message without its source's path and its advice."""
-    text = re.sub(r"^\[[^\]]*\.(cc|cpp|h):\d+\] ", "", str(error).splitlines()[0])
+    text = re.sub(r"^\[[^\]]*\.(cc|cpp|h):\d+\] ", "", str(error).partition("\n")[0])
     return text.partition(". This is typically")[0]

@@ -21,11 +21,12 @@ REPOSITORY = Path(__file__).parents[3]
 class Engine:
     """An engine process, its log and a client."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, *arguments: str, program: tuple[str, ...] = ("-m", "ddtree_ops.engine")) -> None:
+        """program: what python runs instead of the engine itself."""
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ddtree_ops.engine", "--port", "0", "--num-threads", "1", *arguments],
+                [sys.executable, *program, "--port", "0", "--num-threads", "1", *arguments],
                 cwd=REPOSITORY,
                 stderr=output,
                 stdout=output,
