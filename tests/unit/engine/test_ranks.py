@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from ddtree_ops.engine.kv import KVPool
 from ddtree_ops.engine.loading import build_decoder, identity, load_target, resolve
 from ddtree_ops.engine.ranks import Follower
 from ddtree_ops.engine.rendezvous import RankLostError
+from ddtree_ops.engine.server import create_follower_app
+from ddtree_ops.engine.serving import Server
 from ddtree_ops.engine.step import Decoder, Prompt, Sequence
 
 from .conftest import Bench, arguments, prompts
@@ -213,6 +216,40 @@ def test_the_interface_is_that_of_the_route_unless_it_was_chosen(monkeypatch: py
     monkeypatch.setenv(rendezvous.INTERFACE, "mine")
     rendezvous.choose_interface(("127.0.0.1", 5000))
     assert os.environ[rendezvous.INTERFACE] == "mine"
+
+
+class Failing:
+    """A loop that says it failed when it is stopped, or by itself."""
+
+    def __init__(self, server: Server, by_itself: bool) -> None:
+        self._server, self._by_itself = server, by_itself
+
+    def start(self) -> None:
+        threading.Thread(target=self._end).start()
+
+    def _end(self) -> None:
+        running = self._server._uvicorn
+        assert running is not None
+        until(lambda: running.started)
+        if self._by_itself:
+            self._server.crashed("rank 1 has gone")
+        else:
+            running.should_exit = True
+
+    def stop(self, reason: str) -> None:
+        self._server.crashed(reason)
+
+    def join(self, timeout: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_ranks_that_go_after_a_stop_are_no_failure(by_itself: bool) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = Server()
+        loop = Failing(server, by_itself)
+        assert server.serve_until_stopped(create_follower_app(), loop, listener) == int(by_itself)
 
 
 def test_what_gloo_says_is_kept_to_one_line() -> None:
