@@ -1,7 +1,7 @@
 """`python -m ddtree_ops.engine`: load, serve, end cleanly.
 
-Exit codes: 0 after SIGTERM or SIGINT; 1 when the models cannot be loaded, the port is taken, or the step loop
-failed; 2 for wrong arguments.
+Exit codes: 0 after SIGTERM or SIGINT; 1 when the models cannot be loaded, the port is taken, the step loop failed, or
+another rank is gone; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ import os
 import signal
 import socket
 import sys
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from .arguments import ArgumentError, Arguments, parse_arguments
+from .arguments import ArgumentError, Arguments, parse_address, parse_arguments
 from .config import ConfigError
+from .rendezvous import RankLostError, listen
+
+if TYPE_CHECKING:
+    from .group import Group
+    from .loading import Resolved
 
 log = logging.getLogger("ddtree_ops.engine")
 
@@ -30,10 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, _leave)
     try:
         return _serve(arguments)
+    except SystemExit:
+        return 0
     except ArgumentError as error:
         log.error("%s", error)
         return 2
-    except ConfigError as error:
+    except (ConfigError, RankLostError) as error:
         log.error("%s", error)
         return 1
 
@@ -50,11 +60,18 @@ def _serve(a: Arguments) -> int:
     except OSError as error:
         log.error("%s: %s", a.api_key_file or f"{a.host}:{a.port}", error.strerror or error)
         return 1
+    address = parse_address(a.dist_init_addr) if a.dist_init_addr else None
+    try:
+        meeting = listen(address) if address and a.node_rank == 0 else None
+    except OSError as error:
+        log.error("--dist-init-addr %s: %s", a.dist_init_addr, error.strerror or error)
+        return 1
 
     # Only now, with the arguments known to be sound, the second that torch takes.
     import torch
 
     from .faults import FAULTS
+    from .group import Group
     from .loading import build_decoder, resolve
     from .metrics import Metrics
     from .scheduler import Scheduler
@@ -69,12 +86,17 @@ def _serve(a: Arguments) -> int:
         log.warning(
             "trees have %d nodes, not %d: no more paths exist", resolved.width - 1, resolved.num_draft_tokens - 1
         )
+    group = None if address is None else Group(a.node_rank, a.nnodes)
+    if group is not None and group.rank:
+        return _follow(a, resolved, group, listener)
     tokenizer = load_tokenizer(a, resolved.model.vocab_size)
-    decoder = build_decoder(a, resolved)
+    decoder = build_decoder(a, resolved, group)
     if a.fault is not None:
         log.warning("FAULT PLANTED: %s (%s). Output is meant to be wrong.", a.fault, FAULTS[a.fault])
     if a.host not in ("127.0.0.1", "::1", "localhost") and api_key is None:
         log.warning("%s is reachable from elsewhere and no --api-key-file is given", a.host)
+    if group is not None:
+        _meet(a, resolved, group, meeting)
     metrics = Metrics(a.served_model_name or str(a.model_path), resolved.draft.block_size - 1 if resolved.draft else 0)
     server = Server()
     scheduler = Scheduler(decoder, resolved.width, a.max_running_requests, metrics, server.crashed)
@@ -82,6 +104,39 @@ def _serve(a: Arguments) -> int:
     service = Service(a, resolved, decoder, scheduler, metrics, tokenizer, port, api_key)
     log.info("%s, W = %d, %s", a.speculative_algorithm or "no speculation", resolved.width, a.dtype)
     return server.serve_until_stopped(create_app(service), scheduler, listener)
+
+
+def _follow(a: Arguments, resolved: Resolved, group: Group, listener: socket.socket) -> int:
+    from .loading import DTYPES, load_target
+    from .ranks import Follower
+    from .server import create_follower_app
+    from .serving import Server
+
+    _, trunk = load_target(a, resolved, group)
+    _meet(a, resolved, group, None)
+    server = Server()
+    follower = Follower(trunk, group, resolved.model.hidden_size, DTYPES[a.dtype], server.crashed)
+    return server.serve_until_stopped(create_follower_app(), follower, listener)
+
+
+def _meet(a: Arguments, resolved: Resolved, group: Group, meeting: socket.socket | None) -> None:
+    """Waits for all ranks, in another thread: this one could not act on a signal while it blocks outside Python."""
+    from .loading import identity
+
+    done: Future[None] = Future()
+
+    def meet() -> None:
+        try:
+            group.form(parse_address(a.dist_init_addr or ""), meeting)
+            group.agree(identity(a, resolved))
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    log.info("rank %d of %d: waiting for the others at %s", group.rank, group.size, a.dist_init_addr)
+    threading.Thread(target=meet, name="meeting", daemon=True).start()
+    done.result()
+    log.info("rank %d of %d: all are here", group.rank, group.size)
 
 
 def _bind(host: str, port: int) -> socket.socket:

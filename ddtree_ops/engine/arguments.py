@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,20 @@ class Arguments:
     num_threads: int | None = None
     log_level: str = "info"
     api_key_file: Path | None = None
+    nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str | None = None
+    tp_size: int = 1
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT, the host a name or an IPv4 address. Raises ValueError that says what is wrong."""
+    host, _, port = text.rpartition(":")
+    if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?", host) is None:
+        raise ValueError("must be HOST:PORT, HOST a name or an IPv4 address")
+    if re.fullmatch("[0-9]{1,5}", port) is None or not 1 <= int(port) <= 65535:
+        raise ValueError("the port must be within 1..65535")
+    return host, int(port)
 
 
 def check_arguments(a: Arguments) -> None:
@@ -81,6 +96,26 @@ def check_arguments(a: Arguments) -> None:
         raise ArgumentError(f"--fault {a.fault} needs --speculative-algorithm DFLASH or DDTREE")
     if a.skip_tokenizer_init and a.tokenizer_path is not None:
         raise ArgumentError("--tokenizer-path contradicts --skip-tokenizer-init")
+    _check_ranks(a)
+
+
+def _check_ranks(a: Arguments) -> None:
+    if a.tp_size != a.nnodes:
+        raise ArgumentError(f"--tp-size {a.tp_size} must be --nnodes {a.nnodes}: there is one process a node")
+    if a.node_rank >= a.nnodes:
+        raise ArgumentError(f"--node-rank {a.node_rank} must be within 0..{a.nnodes - 1}, below --nnodes")
+    if a.nnodes == 1:
+        if a.dist_init_addr is not None:
+            raise ArgumentError(f"--dist-init-addr {a.dist_init_addr} needs --nnodes above 1")
+        return
+    if a.dist_init_addr is None:
+        raise ArgumentError(f"--nnodes {a.nnodes} needs --dist-init-addr HOST:PORT")
+    try:
+        parse_address(a.dist_init_addr)
+    except ValueError as error:
+        raise ArgumentError(f"--dist-init-addr {a.dist_init_addr}: {error}") from None
+    if a.fault is not None:
+        raise ArgumentError(f"--fault {a.fault} contradicts --nnodes {a.nnodes}: faults are planted in one process")
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -131,6 +166,15 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     p.add_argument("--num-threads", type=_bounded(1, 1024), help="threads of one matrix product")
     p.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     p.add_argument("--api-key-file", type=Path, help="file with a key that every route but /health then asks for")
+    p.add_argument(
+        "--nnodes",
+        type=_bounded(1, 64),
+        default=1,
+        help="processes, on as many hosts, that are one service: the same command line for each but for --node-rank",
+    )
+    p.add_argument("--node-rank", type=_bounded(0, 63), default=0, help="which of them this is; 0 leads and serves")
+    p.add_argument("--dist-init-addr", metavar="HOST:PORT", help="where rank 0 waits for the others (gloo, in clear)")
+    p.add_argument("--tp-size", type=_bounded(1, 64), default=1, help="parts the target's layers are in: --nnodes")
     values = vars(p.parse_args(argv))
     if values["speculative_algorithm"] == "NONE":
         values["speculative_algorithm"] = None

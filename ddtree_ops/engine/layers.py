@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -42,11 +42,51 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
+def _whole(part: Tensor) -> Tensor:
+    return part
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a rank computes of every layer: the `rank`-th of `of` equal parts of the heads and of the MLP's columns.
+
+    join: [rows, this rank's columns] -> [rows, all ranks' columns, in order of rank]. o_proj and down_proj are whole
+    on every rank and multiply what was joined. Split by rows, with an all-reduce after them, they would cost less, but
+    each sum would be a sum of partial sums: other roundings than one rank's, and a near tie would go the other way.
+    So every sum runs over the same terms as with one rank, and the tokens are the same.
+    """
+
+    rank: int = 0
+    of: int = 1
+    join: Callable[[Tensor], Tensor] = _whole
+
+    def config(self, whole: ModelConfig) -> ModelConfig:
+        """Sizes of the part; heads, kv heads and intermediate_size must be multiples of `of`."""
+        return replace(
+            whole,
+            num_heads=whole.num_heads // self.of,
+            num_kv_heads=whole.num_kv_heads // self.of,
+            intermediate_size=whole.intermediate_size // self.of,
+        )
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """This part's outputs of a linear weight [out, in]."""
+        size = weight.shape[0] // self.of
+        return weight[self.rank * size : (self.rank + 1) * size]
+
+
+WHOLE = Share()
+
+
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer with q, k, v and gate, up fused; linear weights are [out, in]."""
+    """One decoder layer with q, k, v and gate, up fused; linear weights are [out, in].
+
+    config gives the sizes of the part that is computed here; out and down are whole (see Share, whose join this has).
+    """
 
     config: ModelConfig
+    join: Callable[[Tensor], Tensor]
     input_norm: Tensor
     qkv: Tensor
     qk_norm: Tensor
@@ -61,10 +101,10 @@ class Layer:
         heads, both = c.num_heads, c.num_heads + c.num_kv_heads
         fused = F.linear(self._norm(x, self.input_norm), self.qkv).view(x.shape[0], -1, c.head_dim)
         qk = rotate(F.rms_norm(fused[:, :both], (c.head_dim,), None, c.rms_norm_eps) * self.qk_norm, rope)
-        mixed = attend(index, qk[:, :heads], torch.cat((qk[:, heads:], fused[:, both:]), dim=1))
+        mixed = self.join(attend(index, qk[:, :heads], torch.cat((qk[:, heads:], fused[:, both:]), dim=1)))
         x = x + F.linear(mixed, self.out)
         gate, up = F.linear(self._norm(x, self.post_norm), self.gate_up).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        return x + F.linear(self.join(F.silu(gate) * up), self.down)
 
     def context_kv(self, context: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """kv [rows, 2 * kv_heads, head_dim] of DFlash context rows [rows, hidden]: no input norm (dflash layout)."""
@@ -77,21 +117,22 @@ class Layer:
         return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.rms_norm_eps)
 
 
-def build_layers(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str) -> list[Layer]:
+def build_layers(config: ModelConfig, weights: Mapping[str, Tensor], prefix: str, share: Share = WHOLE) -> list[Layer]:
     """Layers out of checked weights; fuses projections so that a step runs four matrix products a layer."""
-    layers = []
+    layers, own = [], share.config(config)
     for i in range(config.num_layers):
         w = {name: weights[f"{prefix}layers.{i}.{name}.weight"] for name in _NAMES}
         q_norm, k_norm = w["self_attn.q_norm"], w["self_attn.k_norm"]
         layers.append(
             Layer(
-                config=config,
+                config=own,
+                join=share.join,
                 input_norm=w["input_layernorm"],
-                qkv=torch.cat((w["self_attn.q_proj"], w["self_attn.k_proj"], w["self_attn.v_proj"])),
-                qk_norm=torch.stack([q_norm] * config.num_heads + [k_norm] * config.num_kv_heads),
+                qkv=torch.cat([share.rows(w[f"self_attn.{which}_proj"]) for which in "qkv"]),
+                qk_norm=torch.stack([q_norm] * own.num_heads + [k_norm] * own.num_kv_heads),
                 out=w["self_attn.o_proj"],
                 post_norm=w["post_attention_layernorm"],
-                gate_up=torch.cat((w["mlp.gate_proj"], w["mlp.up_proj"])),
+                gate_up=torch.cat([share.rows(w[f"mlp.{which}_proj"]) for which in ("gate", "up")]),
                 down=w["mlp.down_proj"],
             )
         )

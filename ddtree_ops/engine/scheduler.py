@@ -17,6 +17,7 @@ from . import logprobs
 from .cache import Lease
 from .faults import Fault
 from .metrics import Metrics
+from .rendezvous import RankLostError
 from .request import Request, Update
 from .sampling import tempered
 from .step import Decoder, Prompt, Sequence
@@ -125,18 +126,21 @@ class Scheduler:
                 pass
         except BaseException as error:
             # Nothing that went wrong in here can be trusted again: say so to everybody and take the process down.
-            log.critical("the step loop failed: %s", error, exc_info=True)
-            self.failure = f"the step loop failed: {type(error).__name__}: {error}"
+            if isinstance(error, RankLostError):
+                self.failure = str(error)
+            else:
+                log.critical("the step loop failed: %s", error, exc_info=True)
+                self.failure = f"the step loop failed: {type(error).__name__}: {error}"
             try:
                 self._end_everything(self.failure, failed=True)
             finally:
                 self._on_crash(self.failure)
 
     def _turn(self) -> bool:
+        if not self._await_work():
+            self._decoder.trunk.beat()
+            return True
         with self._condition:
-            while not (self._queue or self._running or self._aborts or self._stopping):
-                self._busy_since = None
-                self._condition.wait()
             self._busy_since = time.monotonic()
             if self._stopping is None:
                 self._drop_aborted()
@@ -152,6 +156,17 @@ class Scheduler:
         with self._condition:
             self._metrics.queue(len(self._running), len(self._queue))
         return True
+
+    def _await_work(self) -> bool:
+        """Whether there is something to do; False when nothing was for so long that other ranks must hear of it."""
+        with self._condition:
+            if self._has_work():
+                return True
+            self._busy_since = None
+            return self._condition.wait_for(self._has_work, self._decoder.trunk.beat_seconds)
+
+    def _has_work(self) -> bool:
+        return bool(self._queue or self._running or self._aborts or self._stopping)
 
     def _drop_aborted(self) -> None:
         aborts, self._aborts = self._aborts, {}

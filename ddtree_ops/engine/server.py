@@ -56,6 +56,15 @@ def create_app(service: Service) -> Starlette:
     )
 
 
+def create_follower_app() -> Starlette:
+    """What another rank than 0 answers: GET /health is 200. As with SGLang, whoever asks for more is not served."""
+
+    async def health(_request: Request) -> Response:
+        return Response()
+
+    return Starlette(routes=[Route("/health", health)], exception_handlers={HTTPException: _http_error})
+
+
 class Routes:
     """One method a route."""
 

@@ -182,6 +182,10 @@ class Service:
             "speculative_ddtree_topk": a.speculative_ddtree_topk,
             "speculative_sampling": (a.speculative_sampling or "per-node") if a.speculative_algorithm else None,
             "block_size": r.draft.block_size if r.draft else None,
+            "nnodes": a.nnodes,
+            "node_rank": a.node_rank,
+            "tp_size": a.tp_size,
+            "dist_init_addr": a.dist_init_addr,
             "version": VERSION,
             "fault": a.fault,
             "internal_states": [

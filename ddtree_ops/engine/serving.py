@@ -5,15 +5,27 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from .scheduler import Scheduler
-
 log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 1
+
+
+class Loop(Protocol):
+    """What runs beside the server: a Scheduler, or a Follower."""
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+
+    def stop(self, reason: str) -> None:
+        """End; returns at once."""
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end, at most `timeout` seconds."""
 
 
 class Server:
@@ -24,12 +36,17 @@ class Server:
         self._uvicorn: uvicorn.Server | None = None
 
     def crashed(self, reason: str) -> None:
-        """Called by the step loop when it failed: the process is to end with a non-zero status."""
+        """Called by the step loop when it failed: the process is to end with a non-zero status.
+
+        Not if it was told to stop before: then other ranks, told so too, are gone as they should.
+        """
+        if self._uvicorn is not None and self._uvicorn.should_exit:
+            return
         self._failure = reason
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
 
-    def serve_until_stopped(self, app: ASGIApp, scheduler: Scheduler, listener: socket.socket) -> int:
+    def serve_until_stopped(self, app: ASGIApp, loop: Loop, listener: socket.socket) -> int:
         """The exit code: 0 when told to stop, 1 after a crash. Requests in flight are aborted, not awaited."""
         config = uvicorn.Config(
             app,
@@ -40,13 +57,13 @@ class Server:
             log_config=None,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        self._uvicorn = _Uvicorn(config, scheduler)
-        scheduler.start()
+        self._uvicorn = _Uvicorn(config, loop)
+        loop.start()
         # uvicorn raises the signal that ended it once more; the caller's handler turns it into SystemExit.
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             self._uvicorn.run(sockets=[listener])
-        scheduler.stop("the server has stopped")
-        scheduler.join(timeout=0.5)
+        loop.stop("the server has stopped")
+        loop.join(timeout=0.5)
         if self._failure is not None:
             log.critical("exit: %s", self._failure)
             return 1
@@ -58,9 +75,9 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, scheduler: Scheduler) -> None:
+    def __init__(self, config: uvicorn.Config, loop: Loop) -> None:
         super().__init__(config)
-        self._scheduler = scheduler
+        self._loop = loop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -70,5 +87,5 @@ class _Uvicorn(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First, so that requests in flight get their abort and connections close within the grace period.
-        self._scheduler.stop("the server is stopping")
+        self._loop.stop("the server is stopping")
         await super().shutdown(sockets)

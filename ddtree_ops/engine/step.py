@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import planted
-from .attention import PromptAttention, VerifyAttention, prefix_allowed
+from .attention import prefix_allowed
 from .cache import PrefixCache
 from .drafter import Drafter
 from .faults import Fault
-from .kv import KVPool
 from .ladder import Rungs
 from .mask import ancestors, new_buffer, read_rows, write_rows
 from .request import GREEDY, Sampling
 from .target import Target
 from .tree import Shape, best_first, chain, shape_of
+from .trunk import PromptRows, TreeRows, Trunk
 from .verify import Verified, take
 
 Ints = NDArray[np.int64]
@@ -105,7 +105,7 @@ class Decoder:
         self,
         target: Target,
         cache: PrefixCache,
-        pool: KVPool,
+        trunk: Trunk,
         drafter: Drafter | None = None,
         draft: Draft | None = None,
         fault: Fault | None = None,
@@ -114,8 +114,7 @@ class Decoder:
         if (drafter is None) != (draft is None):
             raise ValueError("drafter and draft go together")
         self.target, self.cache, self.table, self.drafter = target, cache, cache.table, drafter
-        self._pool, self._draft, self.fault = pool, draft, fault
-        self._heads = (target.config.num_heads, target.config.num_kv_heads)
+        self.trunk, self._draft, self.fault = trunk, draft, fault
         self._capture = drafter.config.target_layer_ids if drafter else ()
         self.executed: Shape | None = None
 
@@ -132,8 +131,8 @@ class Decoder:
         rows = torch.tensor([prompt.sequence.row for prompt in prompts])
         slots = self.table.at(torch.repeat_interleave(rows, torch.tensor(counts)), positions)
         cached = [self.table.prefix(rows[i : i + 1], prompt.cached)[0] for i, prompt in enumerate(prompts)]
-        attend = PromptAttention(self._pool, slots, counts, cached)
-        hidden, features = self.target.forward(ids, positions, attend, self._capture)
+        going = PromptRows(positions, slots, counts, cached)
+        hidden, features = self.trunk.prefill(self.target.embed(ids), going, self._capture)
         if self.drafter is not None and features is not None and any(prompt.steps for prompt in prompts):
             kept = torch.cat([torch.full((n,), prompt.steps) for n, prompt in zip(counts, prompts, strict=True)])
             self.drafter.append(features[kept], slots[kept], positions[kept])
@@ -169,12 +168,10 @@ class Decoder:
         nodes = self.table.at(rows, lengths.unsqueeze(1) + torch.arange(width))
         if self.fault is Fault.ROW_SPILL:
             nodes = planted.spilled(self.table, nodes, rows, lengths)
-        attend = VerifyAttention(
-            self._pool, self._heads, prefix, nodes, self._allowed(parent, depth, lengths, prefix), self.target.dtype
-        )
-        hidden, features = self.target.forward(
-            torch.from_numpy(token).reshape(-1), self._positions(lengths, depth), attend, self._capture
-        )
+        allowed = self._allowed(parent, depth, lengths, prefix)
+        going = TreeRows(self._positions(lengths, depth), prefix, nodes, allowed)
+        embedded = self.target.embed(torch.from_numpy(token).reshape(-1))
+        hidden, features = self.trunk.verify(embedded, going, self._capture)
         drawn = zip(parent.tolist(), depth.tolist(), token.tolist(), strict=True)
         trees = [
             Verified(*tree, sequence.length, sequence.sampling, sequence.output)
@@ -250,7 +247,7 @@ class Decoder:
         source, destination = nodes[request, node], nodes[request, order]
         moved = source != destination
         if bool(moved.any()) and self.fault is not Fault.STALE_KV:
-            self._pool.move(source[moved], destination[moved])
+            self.trunk.move(source[moved], destination[moved])
         if self.fault is Fault.DRAFT_HIDDEN_OF_WRONG_NODE:
             node = order
         if self.drafter is not None and features is not None:

@@ -1,49 +1,30 @@
-"""The Qwen3 target model: embeddings, layers, head, and the residual stream at the layers a drafter listens to."""
+"""The Qwen3 target model around its layers: embeddings, final norm and head."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .config import ModelConfig
-from .layers import Attend, Rotary, build_layers
-from .weights import load_weights, target_shapes
 
 
 class Target:
-    """A loaded target; `positions` bounds the RoPE positions it can be run at."""
+    """What of a target is on rank 0 alone; its layers are a Trunk."""
 
-    def __init__(self, directory: Path, config: ModelConfig, dtype: torch.dtype, positions: int) -> None:
-        """Raises ConfigError when the weights are not exactly the configuration's."""
-        weights = load_weights(directory, target_shapes(config), dtype)
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        """weights: checked ones, of target_shapes(config)."""
         self.config = config
         self.dtype = dtype
         self._embedding = weights["model.embed_tokens.weight"]
         self._head = self._embedding if config.tied_embeddings else weights["lm_head.weight"]
         self._norm = weights["model.norm.weight"]
-        self._layers = build_layers(config, weights, "model.")
-        self._rotary = Rotary(config, positions)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Embedding rows [rows, hidden] of int64 ids [rows]."""
         return self._embedding.index_select(0, ids)
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, attend: Attend, capture: tuple[int, ...] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """(residual stream after the last layer [rows, hidden], features [rows, len(capture) * hidden] or None).
-
-        Features are the residual stream after each layer of `capture`, concatenated in ascending order.
-        """
-        x, rope, kept = self.embed(ids), self._rotary.at(positions), []
-        for index, layer in enumerate(self._layers):
-            x = layer.forward(index, x, rope, attend)
-            if index in capture:
-                kept.append(x)
-        return x, torch.cat(kept, dim=-1) if capture else None
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [rows, vocab] of the residual stream [rows, hidden], final norm included."""

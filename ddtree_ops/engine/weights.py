@@ -5,6 +5,7 @@ SGLang 0.5.17 silently ignores unknown names; a misnamed tensor there means an u
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def load_weights(
         more = f" (and {len(problems) - 8} more)" if len(problems) > 8 else ""
         raise ConfigError(f"{directory}: {'; '.join(problems[:8])}{more}")
     return loaded
+
+
+def digest(directory: Path) -> str:
+    """Hex SHA-256 over all shards in `directory`. Raises ConfigError when one cannot be read."""
+    found = hashlib.sha256()
+    for path in _shards(directory):
+        try:
+            with path.open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return found.hexdigest()
 
 
 def _shards(directory: Path) -> list[Path]:

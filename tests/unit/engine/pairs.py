@@ -23,16 +23,19 @@ EOS = 0
 MASK = 1
 
 
-def write_pair(root: Path, seed: int = 0, tied: bool = True) -> Path:
-    """`root`/target and `root`/draft with random weights, and a tokenizer that writes token 5 as "t5"."""
+def write_pair(root: Path, seed: int = 0, tied: bool = True, heads: tuple[int, int] = (4, 2)) -> Path:
+    """`root`/target and `root`/draft with random weights, and a tokenizer that writes token 5 as "t5".
+
+    heads: of queries and of keys, in both models.
+    """
     generator = torch.Generator().manual_seed(seed)
     base: dict[str, Any] = {
         "model_type": "qwen3",
         "vocab_size": VOCABULARY,
         "hidden_size": 24,
         "intermediate_size": 40,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
         "head_dim": 8,
         "hidden_act": "silu",
         "max_position_embeddings": 96,

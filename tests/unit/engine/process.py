@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,18 @@ REPOSITORY = Path(__file__).parents[3]
 class Engine:
     """An engine process, its log and a client."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: str,
+        program: Sequence[str] = ("-m", "ddtree_ops.engine"),
+        wrapped: Sequence[str] = (),
+    ) -> None:
+        """program: what python runs instead of the engine itself; wrapped: a command that runs what follows it."""
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ddtree_ops.engine", "--port", "0", "--num-threads", "1", *arguments],
+                [*wrapped, sys.executable, *program, "--port", "0", "--num-threads", "1", *arguments],
                 cwd=REPOSITORY,
                 stderr=output,
                 stdout=output,

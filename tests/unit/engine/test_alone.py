@@ -29,8 +29,8 @@ def test_a_module_imports_nothing_of_the_rest(module: Path) -> None:
 
 def test_arguments_are_checked_without_torch() -> None:
     """A wrong command line answers at once: nothing that main imports before parsing may import torch."""
-    for name in ("__main__", "arguments", "config", "faults", "ladder"):
+    for name in ("__main__", "arguments", "config", "faults", "ladder", "rendezvous"):
         tree = ast.parse((MODULES[0].parent / f"{name}.py").read_text())
         roots = {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.level}
-        assert roots <= {"arguments", "config", "faults", "ladder"}
+        assert roots <= {"arguments", "config", "faults", "ladder", "rendezvous"}
         assert not any(alias.name == "torch" for n in tree.body if isinstance(n, ast.Import) for alias in n.names)

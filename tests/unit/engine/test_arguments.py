@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_ops.engine.arguments import ArgumentError, parse_arguments
+from ddtree_ops.engine.arguments import ArgumentError, parse_address, parse_arguments
 from ddtree_ops.engine.faults import FAULTS, Fault
 from ddtree_ops.engine.loading import resolve
 
 from .conftest import arguments
 
+RANKS = ["--model-path", "t", "--nnodes", "2", "--tp-size", "2"]
+MEETING = ["--dist-init-addr", "10.0.0.1:5000"]
 TREE = ["--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "d"]
 LADDER = ["--speculative-ddtree-ladder"]
 PAIR = ["--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"]
@@ -49,6 +51,20 @@ PAIR = ["--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4"]
         (["--model-path", "t", "--fault", "rope-by-index"], "--fault rope-by-index needs"),
         (["--model-path", "t", "--fault", "nonsense"], "--fault"),
         (["--model-path", "t", "--skip-tokenizer-init", "--tokenizer-path", "p"], "--tokenizer-path contradicts"),
+        ([*RANKS, *MEETING, "--node-rank", "2"], "--node-rank 2 must be within 0..1"),
+        ([*RANKS, *MEETING, "--node-rank", "-1"], "--node-rank: -1"),
+        (["--model-path", "t", "--node-rank", "1"], "--node-rank 1 must be within 0..0"),
+        (RANKS, "--nnodes 2 needs --dist-init-addr"),
+        (["--model-path", "t", *MEETING], "--dist-init-addr 10.0.0.1:5000 needs --nnodes"),
+        ([*RANKS, "--dist-init-addr", "10.0.0.1"], "--dist-init-addr 10.0.0.1: must be HOST:PORT"),
+        ([*RANKS, "--dist-init-addr", "[::1]:5000"], "--dist-init-addr [::1]:5000: must be HOST:PORT"),
+        ([*RANKS, "--dist-init-addr", "a b:5000"], "must be HOST:PORT"),
+        ([*RANKS, "--dist-init-addr", "h:0"], "--dist-init-addr h:0: the port must be within 1..65535"),
+        ([*RANKS, "--dist-init-addr", "h:65536"], "the port must be within"),
+        ([*RANKS, "--dist-init-addr", "h:"], "the port must be within"),
+        ([*RANKS[:4], *MEETING], "--tp-size 1 must be --nnodes 2"),
+        (["--model-path", "t", "--tp-size", "2"], "--tp-size 2 must be --nnodes 1"),
+        ([*RANKS, *MEETING, *TREE, *PAIR, "--fault", "stale-kv"], "--fault stale-kv contradicts --nnodes 2"),
     ],
 )
 def test_wrong_arguments_are_refused(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +81,13 @@ def test_good_arguments_are_read() -> None:
     assert parse_arguments(["--model-path", "t", "--speculative-algorithm", "NONE"]).speculative_algorithm is None
 
 
+def test_ranks_have_one_command_line_but_for_their_number() -> None:
+    for rank in range(2):
+        a = parse_arguments([*RANKS, *MEETING, "--node-rank", str(rank)])
+        assert (a.nnodes, a.tp_size, a.node_rank, a.dist_init_addr) == (2, 2, rank, "10.0.0.1:5000")
+    assert parse_address("node-0.example:5000") == ("node-0.example", 5000)
+
+
 def test_every_fault_is_described() -> None:
     assert set(FAULTS) == set(Fault)
 
@@ -76,6 +99,8 @@ def test_every_fault_is_described() -> None:
         ("8/17", {}, "--speculative-ddtree-topk 17 exceeds"),
         ("DFLASH", {"speculative_num_draft_tokens": 9}, "is not block_size 5"),
         ("8/4", {"max_total_tokens": 10}, "--max-total-tokens 10"),
+        ("AR", {"nnodes": 4}, "--nnodes 4 does not divide the model's num_key_value_heads, 2"),
+        ("AR", {"nnodes": 3}, "--nnodes 3 does not divide the model's num_attention_heads, 4"),
     ],
 )
 def test_arguments_that_contradict_the_model_are_refused(

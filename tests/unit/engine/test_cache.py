@@ -154,7 +154,7 @@ def test_committed_pages_hold_what_a_fresh_prefill_writes(pair: Path) -> None:
         lease = cache.join(whole, len(whole), len(whole), "")
         assert lease is not None and lease.cached == len(whole) // PAGE * PAGE
         assert loop.decoder.drafter is not None
-        pools = (loop.decoder._pool, loop.decoder.drafter._pool)
+        pools = (loop.decoder.trunk.pool, loop.decoder.drafter._pool)
         slots = loop.decoder.table.prefix(torch.tensor([lease.row]), lease.cached)[0]
         kept = [pool._data[:, slots].clone() for pool in pools]
         cache.leave(lease)

@@ -94,7 +94,7 @@ def memory(decoder: Decoder, sequence: Sequence) -> list[torch.Tensor]:
     slots = decoder.table.prefix(torch.tensor([sequence.row]), sequence.length)
     drafter = decoder.drafter
     assert drafter is not None
-    pools = [(decoder._pool, 4), (drafter._pool, 2)]
+    pools = [(decoder.trunk.pool, 4), (drafter._pool, 2)]
     return [part for pool, layers in pools for layer in range(layers) for part in pool.read(layer, slots)]
 
 
@@ -129,7 +129,7 @@ def test_candidates_break_ties_by_lower_id() -> None:
 def test_logits_that_are_not_finite_stop_the_engine(pair: Path) -> None:
     bench = Bench.of(pair, "8/4")
     sequence, _ = bench.join([4, 5, 6], 9)
-    bench.decoder._pool._data.fill_(float("nan"))
+    bench.decoder.trunk.pool._data.fill_(float("nan"))
     with pytest.raises(NumericError):
         bench.decoder.step([sequence])
 
