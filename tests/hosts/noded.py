@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ MEETING = 20000
 PAIR = REPOSITORY / "ddtree_ops" / "engine" / "pair"
 PROMPTS, TOKENS = 12, 48
 RECOVERS_S = 200
+Asked = dict[str, Any]
+WHAT: Asked = {"input_ids": [1, 2, 3]}
 DEPLOY = ("deploy", "--host", LEAD, "--yes", "--no-snapshot", "--profile")
 
 
@@ -68,7 +70,7 @@ class Run:
         every = [told, *told["others"]]
         return [one["generation"] for one in every], "mixed" not in str(told["unproven"])
 
-    def answers(self, prompts: list[list[int]]) -> list[list[int]]:
+    def answers(self, prompts: Sequence[Asked]) -> list[list[int]]:
         """What the service generates, greedily."""
         with connect(resolve(load_workspace(self.made.path), LEAD).host) as transport, transport.forward(PORT) as url:
             return generated(url, prompts)
@@ -77,7 +79,7 @@ class Run:
         """Whether both nodes stand on these, nothing is under way and rank 0 answers; waits for the last."""
 
         def serves() -> bool:
-            return generated_or_none(self, [[1, 2, 3]]) is not None
+            return generated_or_none(self, [WHAT]) is not None
 
         stood, whole = self.stands()
         with contextlib.suppress(HarnessError):
@@ -107,18 +109,18 @@ class Run:
         wait_for(f"{step} {event} on {host.name}", lambda: self.journal(host, step, event), 300)
 
 
-def generated(url: str, prompts: list[list[int]]) -> list[list[int]]:
+def generated(url: str, prompts: Sequence[Asked]) -> list[list[int]]:
     found = []
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         for ids in prompts:
-            asked = {"input_ids": ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
+            asked = {**ids, "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS}}
             answer = client.post("/generate", json=asked)
             answer.raise_for_status()
             found.append(answer.json()["output_ids"])
     return found
 
 
-def generated_or_none(run: Run, prompts: list[list[int]]) -> list[list[int]] | None:
+def generated_or_none(run: Run, prompts: Sequence[Asked]) -> list[list[int]] | None:
     try:
         return run.answers(prompts)
     except Exception:
@@ -154,7 +156,8 @@ def main_job(run: Run) -> None:
     run.tell("deploy from nothing", f"{told['result']}, {told['verdict']['kind']}, {time.monotonic() - began:.0f} s",
              told["verdict"]["kind"] == "EXACT" and run.settled(["1", "1"]))  # fmt: skip
 
-    prompts = [list(prompt.input_ids or ()) for prompt in builtin_prompts() if prompt.input_ids][:PROMPTS]
+    texts = [prompt.text for prompt in builtin_prompts() if prompt.text is not None][:PROMPTS]
+    prompts: list[Asked] = [{"text": text} for text in texts]
     shape = ("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(PAIR / "draft"),
              "--speculative-ddtree-budget", "8", "--speculative-ddtree-topk", "4")  # fmt: skip
     with tempfile.TemporaryDirectory() as log:
@@ -164,7 +167,11 @@ def main_job(run: Run) -> None:
         finally:
             alone.close()
     same = sum(one == other for one, other in zip(run.answers(prompts), expected, strict=True))
-    run.tell("tokens of two ranks and of one", f"{same} of {len(prompts)} answers are the same", same == len(prompts))
+    run.tell(
+        "tokens of two ranks and of one",
+        f"{same} of {len(prompts)} answers are the same",
+        same == len(prompts) == PROMPTS,
+    )
 
     ports = {"its own": PORT, "the ranks' meeting": MEETING}
     outside = run.lab.host("elsewhere")
@@ -261,7 +268,7 @@ def mixed(run: Run) -> None:
     if not right:
         print(said)
     stood, whole = run.stands()
-    served = generated_or_none(run, [[1, 2, 3]])
+    served = generated_or_none(run, [WHAT])
     run.tell("status then", f"generations {' and '.join(stood)}, {'one deploy' if whole else 'mixed'}", not whole)
     run.tell("requests then", "answered" if served else "not answered", served is None)
     refused = run.made.ddtree("verify-exactness", "--host", LEAD, code=1)
@@ -270,7 +277,7 @@ def mixed(run: Run) -> None:
     run.tell(
         "the next deploy",
         f"{told['result']}, {told['verdict']['kind']}",
-        run.stands()[1] and bool(run.answers([[1, 2, 3]])),
+        run.stands()[1] and bool(run.answers([WHAT])),
     )
 
 

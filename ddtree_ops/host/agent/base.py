@@ -223,6 +223,7 @@ REDACTED = "<redacted>"
 
 def looks_random(word: str) -> bool:
     """Whether a word reads like a key: long, upper, lower and digits mixed. Hashes (hex) and names are not."""
+    word = word.removeprefix("SyslogIdentifier=")  # of our own units: a service's name alone is none
     kinds = (any(c.isupper() for c in word), any(c.islower() for c in word), any(c.isdigit() for c in word))
     return all(kinds) and len(set(word)) >= 16
 

@@ -148,7 +148,8 @@ def models_facts(paths: list[Any]) -> JSON:
 ARGUMENTS = frozenset(
     """model_path tokenizer_path served_model_name dtype quantization kv_cache_dtype context_length mem_fraction_static
     max_running_requests max_total_tokens max_total_num_tokens chunked_prefill_size max_prefill_tokens schedule_policy
-    page_size tp_size pp_size dp_size ep_size nnodes device load_format host port random_seed version
+    page_size tp_size pp_size dp_size ep_size nnodes node_rank dist_init_addr device load_format host port
+    random_seed version
     attention_backend prefill_attention_backend decode_attention_backend sampling_backend grammar_backend
     moe_runner_backend moe_a2a_backend mm_attention_backend speculative_algorithm speculative_draft_model_path
     speculative_num_steps speculative_eagle_topk speculative_num_draft_tokens speculative_ddtree_budget
