@@ -6,6 +6,7 @@ encryption nor authentication: the address belongs on a network that only the ra
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import time
@@ -18,6 +19,8 @@ from torch import Tensor
 from . import rendezvous
 from .config import ConfigError
 from .rendezvous import RankLostError
+
+log = logging.getLogger(__name__)
 
 FORM_SECONDS = 600.0
 """How long a rank waits for the others: their models may be large and their hosts slow to come up."""
@@ -104,13 +107,18 @@ class Group:
 
     def _reach(self, address: tuple[str, int], deadline: float) -> str:
         """The IPv4 address of rank 0, once there is one and a route to it."""
+        said = False
         while True:
             try:
                 host = rendezvous.resolve_host(address[0])
                 rendezvous.choose_interface((host, address[1]))
             except OSError as error:
+                reason = f"{address[0]}:{address[1]}: {error.strerror or error}"
                 if time.monotonic() > deadline:
-                    raise RankLostError(f"{address[0]}:{address[1]}: {error.strerror or error}") from None
+                    raise RankLostError(reason) from None
+                if not said:
+                    log.warning("%s; trying again for %.0f s", reason, deadline - time.monotonic())
+                    said = True
                 time.sleep(_RETRY_SECONDS)
             else:
                 return host

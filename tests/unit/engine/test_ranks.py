@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -250,6 +251,27 @@ def test_ranks_that_go_after_a_stop_are_no_failure(by_itself: bool) -> None:
         server = Server()
         loop = Failing(server, by_itself)
         assert server.serve_until_stopped(create_follower_app(), loop, listener) == int(by_itself)
+
+
+def test_a_name_that_nobody_knows_yet_is_asked_again_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = iter([socket.gaierror(-3, "Temporary failure"), OSError(101, "Network is unreachable"), None])
+
+    def resolve_host(_host: str) -> str:
+        if (failure := next(answers)) is not None:
+            raise failure
+        return "127.0.0.1"
+
+    monkeypatch.setattr(rendezvous, "resolve_host", resolve_host)
+    monkeypatch.setattr(groups, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setenv(rendezvous.INTERFACE, "lo")
+    assert Group(1, 2)._reach(("node-0", 5000), time.monotonic() + 60) == "127.0.0.1"
+    (said,) = caplog.messages
+    assert said.startswith("node-0:5000: Temporary failure; trying again for ")
+    answers = iter([OSError(101, "Network is unreachable")])
+    with pytest.raises(RankLostError, match="node-0:5000: Network is unreachable"):
+        Group(1, 2)._reach(("node-0", 5000), time.monotonic() - 1)
 
 
 def test_what_gloo_says_is_kept_to_one_line() -> None:
