@@ -213,7 +213,7 @@ def failing(run: Run) -> None:
     for host in (run.lead, run.other):
         kill = f"kill -9 $(systemctl show -p MainPID --value {SERVICE})"
         killed(f"rank {int(host is run.other)}'s engine killed during the gate", host, lambda: host.sh(kill), (5,))  # noqa: B023
-        applier = "pkill -9 -f 'ddtree-host run'"
+        applier = "pkill -9 -f '[d]dtree-host run'"
         killed(f"rank {int(host is run.other)}'s applier killed during the gate", host, lambda: host.sh(applier), (5,))  # noqa: B023
 
     deploy = run.deploying("wide")
@@ -255,12 +255,12 @@ def mixed(run: Run) -> None:
     """The one window: rank 0 out of reach after rank 1 has confirmed. Said, seen, never served, mended."""
     deploy = run.deploying("wide")
     run.at(run.other, "gate")
-    run.other.sh("pkill -STOP -f 'ddtree-host run'")
+    run.other.sh("pkill -STOP -f '[d]dtree-host run'")
     verdict = f"ls /opt/ddtree/services/{SERVICE}/txn/*/verdict.json 2>/dev/null | wc -l"
     before = run.other.sh(verdict)
     wait_for("the verdict to reach rank 1", lambda: run.other.sh(verdict) != before, 300)
     run.lead.cut()
-    run.other.sh("pkill -CONT -f 'ddtree-host run'")
+    run.other.sh("pkill -CONT -f '[d]dtree-host run'")
     said = deploy.communicate(timeout=600)[0]
     run.lead.uncut()
     right = deploy.returncode == 9 and "is mixed" in said

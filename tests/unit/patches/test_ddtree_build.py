@@ -40,7 +40,7 @@ def test_the_best_candidates_are_a_stable_sorts(vocab: int, topk: int, kind: str
 @pytest.mark.parametrize("shards", [2, 4, 8])
 def test_candidates_are_the_heads_own_on_every_rank(shards: int, interpreted: Tree) -> None:
     """Of eight, each has three rows and four candidates are kept."""
-    for seed in range(5):
+    for seed in range(2):  # the interpreter of Triton takes seconds for each rank
         told = interpreted(inside_ddtree_build.sampled, seed, shards, False)
         whole = dict(zip(ARRAYS, told["whole"], strict=True))
         assert whole["parents"] == told["oracle"]["parents"]
@@ -50,6 +50,6 @@ def test_candidates_are_the_heads_own_on_every_rank(shards: int, interpreted: Tr
 
 
 def test_equal_logits_give_every_rank_the_same_tree(interpreted: Tree) -> None:
-    for seed in range(5):
+    for seed in range(2):
         first, *others = interpreted(inside_ddtree_build.sampled, seed, 4, True)["ranks"]
         assert all(rank == first for rank in others)
