@@ -1,5 +1,6 @@
 # make demo    the whole story on this machine, no GPU, no root
-# make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root)
+# make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root),
+#                     LONG=1 what takes minutes each
 # make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
 #                     the slim sm_90 release (downloads about 500 MB once)
 # make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)

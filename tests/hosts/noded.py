@@ -32,6 +32,7 @@ from .test_main_job import PORT, SERVICE, Workspace
 LEAD, OTHER = "ct200", "b300"
 MEETING = 20000
 PAIR = REPOSITORY / "ddtree_ops" / "engine" / "pair"
+APPLIER = f"sed -E 's/.*\"pid\": *([0-9]+).*/\\1/' /opt/ddtree/services/{SERVICE}/lock"
 PROMPTS, TOKENS = 12, 48
 RECOVERS_S = 200
 Asked = dict[str, Any]
@@ -213,7 +214,7 @@ def failing(run: Run) -> None:
     for host in (run.lead, run.other):
         kill = f"kill -9 $(systemctl show -p MainPID --value {SERVICE})"
         killed(f"rank {int(host is run.other)}'s engine killed during the gate", host, lambda: host.sh(kill), (5,))  # noqa: B023
-        applier = "pkill -9 -f '[d]dtree-host run'"
+        applier = f"kill -9 $({APPLIER})"
         killed(f"rank {int(host is run.other)}'s applier killed during the gate", host, lambda: host.sh(applier), (5,))  # noqa: B023
 
     deploy = run.deploying("wide")
@@ -255,12 +256,12 @@ def mixed(run: Run) -> None:
     """The one window: rank 0 out of reach after rank 1 has confirmed. Said, seen, never served, mended."""
     deploy = run.deploying("wide")
     run.at(run.other, "gate")
-    run.other.sh("pkill -STOP -f '[d]dtree-host run'")
+    run.other.sh(f"kill -STOP $({APPLIER})")
     verdict = f"ls /opt/ddtree/services/{SERVICE}/txn/*/verdict.json 2>/dev/null | wc -l"
     before = run.other.sh(verdict)
     wait_for("the verdict to reach rank 1", lambda: run.other.sh(verdict) != before, 300)
     run.lead.cut()
-    run.other.sh("pkill -CONT -f '[d]dtree-host run'")
+    run.other.sh(f"kill -CONT $({APPLIER})")
     said = deploy.communicate(timeout=600)[0]
     run.lead.uncut()
     right = deploy.returncode == 9 and "is mixed" in said

@@ -72,3 +72,14 @@ def test_the_commands_that_a_document_names_are_there(document: Path) -> None:
     )
     known = set(re.findall(r"^\W*([a-z-]+)  ", done.stdout, re.MULTILINE))
     assert words <= known, words - known
+
+
+def test_the_documents_are_a_site_whose_links_lead_somewhere(tmp_path: Path) -> None:
+    """Strict: a link, an anchor or an entry of the list of documents that leads nowhere is an error."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in (tmp_path / "site").glob("*.html")}
+    assert {path.stem for path in (CHECKOUT / "docs").glob("*.md")} <= pages
+    listed = set(re.findall(r"[\w.-]+\.md", text("mkdocs.yml")))
+    assert listed == {path.name for path in (CHECKOUT / "docs").glob("*.md")}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+#: What a dependency of the CLI may be under: it is installed beside it, never part of what we distribute.
+LICENCES = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|MPL|Mozilla Public|LGPL|Lesser General)\b")
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -66,3 +71,26 @@ def test_a_wheel_makes_a_workspace_and_renders(wheel: Path, tmp_path: Path) -> N
 )
 def test_a_wheel_carries(wheel: Path, path: str) -> None:
     assert (wheel / "ddtree_ops" / path).is_file()
+
+
+def dependencies(name: str, found: set[str]) -> set[str]:
+    """The names of all that an installed distribution needs, extras aside."""
+    for line in distribution(name).requires or ():
+        needed = Requirement(line)
+        if needed.name.lower() not in found and (needed.marker is None or needed.marker.evaluate({"extra": ""})):
+            found.add(needed.name.lower())
+            dependencies(needed.name, found)
+    return found
+
+
+def licence(name: str) -> str:
+    """What a distribution says of its licence, wherever its metadata say it."""
+    told = distribution(name).metadata
+    classifiers = [one for one in told.get_all("Classifier", []) if one.startswith("License ::")]
+    return "; ".join([told.get("License-Expression") or "", (told.get("License") or "")[:200], *classifiers])
+
+
+def test_every_dependency_may_be_installed_beside_it() -> None:
+    names = dependencies("ddtree-ops", set())
+    assert {"typer", "paramiko", "httpx", "cryptography"} <= names
+    assert {name: licence(name) for name in sorted(names) if not LICENCES.search(licence(name))} == {}

@@ -86,6 +86,9 @@ def test_gpus_are_counted_over_all_nodes(tmp_path: Path) -> None:
     files = {"i.yaml": BARE, "profiles/big.yaml": BIG}
     it = load_workspace(make(tmp_path, files, host=text))
     assert " ".join(launch(resolve(it, "h").others[0], "0" * 16).argv).count("--tp-size 16") == 1
+    files["profiles/big.yaml"] = BIG.replace("tp: 16", "tp: 15")
+    with pytest.raises(UsageError, match=r"big\.yaml:\d+: tp: tp x pp = 15 ranks on 2 nodes; allowed: a multiple of 2"):
+        resolve(load_workspace(make(tmp_path / "odd", files, host=text)), "h")
     files["profiles/big.yaml"] = BIG.replace("tp: 16", "tp: 18")
     with pytest.raises(UsageError, match="8 GPUs on each of 2 nodes for tp 18"):
         resolve(load_workspace(make(tmp_path / "more", files, host=text)), "h")
@@ -143,7 +146,7 @@ def test_two_services_cannot_be_each_others_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("profile", "complaint"),
     [
-        ("extends: b8k4\n", r"h\.yaml:\d+: services\.one: tp: tp x pp = 1 ranks on 2 nodes"),
+        ("extends: b8k4\n", r"h\.yaml:\d+: services\.one: tp: the reference engine has one rank on each of 2 nodes"),
         ("extends: b8k4\ntp: 4\n", "the reference engine has one rank on each of 2 nodes"),
         (TWO + "bind: 0.0.0.0\nopen: our own network\n", "ports open to others than the nodes"),
         (TWO + "extra_args: [--nnodes, '3']\n", "--nnodes belongs to the service's nodes"),
