@@ -90,9 +90,7 @@ class TestHost:
         become = [] if user == "root" else ["runuser", "-u", user, "--"]
         # A working directory given to nsenter would be one of this machine's.
         environment = [
-            "env",
-            "-i",
-            "--chdir=/",
+            *("env", "-i", "--chdir=/"),
             "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             f"HOME={home}",
         ]

@@ -82,3 +82,10 @@ def test_modules_are_short() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
     assert {str(path.relative_to(PACKAGE)): length for path, length in lengths.items() if length > 400} == {}
     assert statistics.median(lengths.values()) < 120
+
+
+def test_what_tests_and_measures_is_short_too() -> None:
+    checkout = PACKAGE.parent
+    paths = [path for top in ("tests", "benchmarks", "training") for path in (checkout / top).rglob("*.py")]
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert {str(path.relative_to(checkout)): length for path, length in lengths.items() if length > 400} == {}

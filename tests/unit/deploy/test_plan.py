@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from ddtree_ops.deploy.drift import find_drift, unproven
-from ddtree_ops.deploy.facts import Facts, facts
+from ddtree_ops.deploy.facts import facts
 from ddtree_ops.deploy.plan import Known, Transfer, make_plan, seal, sha256
-from ddtree_ops.deploy.rollback import choose_rollback
 from ddtree_ops.deploy.run import require_free_port, require_leave
 from ddtree_ops.errors import Failed
 from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
@@ -228,33 +227,6 @@ def test_a_pass_by_verify_exactness_proves_again_under_a_new_interpreter(ct200: 
 def test_a_host_that_answers_nonsense_is_refused(reply: dict[str, Any]) -> None:
     with pytest.raises(Failed, match="unknown form"):
         facts(reply)
-
-
-GENERATIONS = [
-    {"n": 0, "confirmed": True},
-    {"n": 1, "confirmed": True},
-    {"n": 2, "confirmed": False},
-    {"n": 3, "confirmed": True},
-]
-
-
-@pytest.mark.parametrize(("current", "to", "answer"), [(3, None, 1), (3, 0, 0), (1, None, 0), (3, 2, 2)])
-def test_rollback_goes_to_the_newest_proven_one_before(
-    ct200: Deployment, current: int, to: int | None, answer: int
-) -> None:
-    seen = only_confirmed(current)
-    assert choose_rollback(seen, GENERATIONS, to) == answer
-
-
-@pytest.mark.parametrize(("current", "to"), [(0, None), (3, 9), (3, 3)])
-def test_rollback_refuses_what_is_not_there(current: int, to: int | None) -> None:
-    with pytest.raises(Failed):
-        choose_rollback(only_confirmed(current), GENERATIONS, to)
-
-
-def only_confirmed(confirmed: int) -> Facts:
-    """Facts of which only the confirmed generation matters."""
-    return facts(empty_host(state={"confirmed": confirmed, "pending": None}))
 
 
 def test_while_a_deploy_has_not_ended_nothing_counts_as_proven(ct200: Deployment) -> None:
