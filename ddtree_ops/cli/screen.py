@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from ddtree_ops.cli.app import clean
-from ddtree_ops.cli.table import draw
+from ddtree_ops.cli.table import blocks, draw
 from ddtree_ops.errors import Failed, UsageError
 
 if TYPE_CHECKING:
@@ -163,6 +163,9 @@ class Screen:
         # A column without rows is no column of numbers.
         right = [bool(rows) and all(row[index][:1].isdigit() for row in rows) for index in range(len(columns))]
         cells = [[clean(cell) for cell in row] for row in rows]
+        if rows and (narrow := blocks(columns, cells)) is not None:
+            stream.line("\n".join(part for part in (title, narrow, caption) if part))
+            return
         if not title and not caption and stream.draws_lines:
             drawn = draw(columns, cells, right, bold=stream.coloured)
             if drawn is not None:

@@ -36,6 +36,25 @@ def draw(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     return "\n".join([rule("┏", "━", "┳", "┓"), head, rule("┡", "━", "╇", "┩"), *body, rule("└", "─", "┴", "┘")])
 
 
+def blocks(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str | None:
+    """The rows one below the other, a line for each column that has something to say.
+
+    None where the screen is wide enough for a table that breaks no word.
+    """
+    longest = [
+        max((len(word) for row in (columns, *rows) for word in row[index].split()), default=0)
+        for index in range(len(columns))
+    ]
+    if sum(longest) + 3 * len(columns) + 1 <= screen_width():
+        return None
+    width = max(map(len, columns))
+    told = [
+        "\n".join(f"{name.rjust(width)}  {cell}" for name, cell in zip(columns, row, strict=True) if cell)
+        for row in rows
+    ]
+    return "\n\n".join(told)
+
+
 def screen_width() -> int:
     """Columns of the terminal, as rich finds them: $COLUMNS, the first standard stream that is one, else 80."""
     said = os.environ.get("COLUMNS", "")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddtree_ops.cli.table import draw
+from ddtree_ops.cli.table import blocks, draw
 
 COLUMNS = ["host", "state", "generation"]
 ROWS = [["ct200", "active", "12"], ["a-host-of-a-longer-name", "", "3"]]
@@ -57,3 +57,45 @@ def test_it_fits_exactly_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_plain_is_left_to_rich(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert draw(["a"], [[text]], [False], bold=False) is None
+
+
+STATUS = [
+    "host",
+    "service",
+    "state",
+    "since",
+    "generation",
+    "release",
+    "profile",
+    "budget/topk",
+    "accept length",
+    "verdict",
+]
+SEEN = [
+    "ct200",
+    "sglang-k26-ddtree",
+    "active",
+    "2026-11-30 22:31:10",
+    "12",
+    "304d18f700cb",
+    "b16k4",
+    "16/4",
+    "",
+    "UNPROVEN",
+]
+
+
+def test_where_a_table_would_break_words_its_rows_come_one_below_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    drawn = blocks(STATUS, [SEEN, SEEN])
+    assert drawn is not None and drawn.count("\n\n") == 1
+    lines = drawn.splitlines()
+    assert "      service  sglang-k26-ddtree" in lines and "      verdict  UNPROVEN" in lines
+    assert not any("accept length" in line for line in lines)  # it has nothing to say
+    monkeypatch.setenv("COLUMNS", "200")
+    assert blocks(STATUS, [SEEN]) is None
+
+
+def test_a_table_whose_texts_only_have_to_be_folded_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert blocks(["topic", "what it is"], [["operating", "the first host, upgrades, a failed gate at 3 a.m."]]) is None
