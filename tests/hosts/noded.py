@@ -32,7 +32,8 @@ from .test_main_job import PORT, SERVICE, Workspace
 LEAD, OTHER = "ct200", "b300"
 MEETING = 20000
 PAIR = REPOSITORY / "ddtree_ops" / "engine" / "pair"
-APPLIER = f"sed -E 's/.*\"pid\": *([0-9]+).*/\\1/' /opt/ddtree/services/{SERVICE}/lock"
+LOCK = f"/opt/ddtree/services/{SERVICE}/lock"
+APPLIER = f"""python3 -c 'import json; print(json.load(open("{LOCK}"))["pid"])'"""
 PROMPTS, TOKENS = 12, 48
 RECOVERS_S = 200
 Asked = dict[str, Any]

@@ -56,6 +56,7 @@ def test_the_ranks_are_started_with_their_own_number_and_one_meeting_place(tmp_p
 def test_only_the_nodes_reach_the_ports_of_its_workers(tmp_path: Path) -> None:
     for one in both(tmp_path):
         unit = render(one, "0" * 16, 1).files["unit"]
+        assert "\nStartLimitIntervalSec=0\n" in unit and "StartLimitBurst" not in unit
         assert "\nIPAddressDeny=any\nIPAddressAllow=localhost 10.0.0.1 10.0.0.2\n\n[Install]\n" in unit
     alone = resolve(workspace(tmp_path / "alone", "", two="extends: b8k4\n"), "h")
     assert "IPAddress" not in render(alone, "0" * 16, 1).files["unit"]
