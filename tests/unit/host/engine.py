@@ -29,7 +29,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         code, body = 404, b"{}"
         if self.path == "/health":
-            sick = "sick" in given and (not given["sick"] or Path(given["sick"]).exists())
+            sick = "sick" in given or Path(given.get("sick_while", "/nonexistent")).exists()
             code = 200 if not sick and time.monotonic() - started > float(given.get("load", "0")) else 503
         elif self.path == "/server_info":
             code, body = 200, json.dumps({"who": given.get("who"), **json.loads(given.get("info", "{}"))}).encode()

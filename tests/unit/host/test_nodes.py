@@ -62,7 +62,7 @@ def test_a_node_goes_back_though_the_others_do_not_answer(box: Box, rank: int, l
     """An engine of several nodes answers once all of them are there: that it does not is no failed restore."""
     away = box.root / "the other node is away"
     health = {"port": box.port, "timeout_s": 3, "expect": {}, "fatal": []}
-    deploy(box, "txn-1", rank, engine={"who": "txn-1", "sick": away}, health=health)
+    deploy(box, "txn-1", rank, engine={"who": "txn-1", "sick_while": away}, health=health)
     box.verdict("txn-1")
     box.end("txn-1")
     deploy(box, "txn-2", rank)
