@@ -26,7 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LEFT_OUT = {
     "hosts": ("HOSTS", "they make real hosts with systemd and sshd and want root: HOSTS=1 make test"),
     "browser": ("BROWSER", "they want Debian's chromium: HOSTS=1 make test installs and runs it, BROWSER=1 runs it"),
-    "long": ("LONG", "each takes minutes of a core: LONG=1 make test"),
+    "long": ("LONG", "the same at more sizes, for many minutes: LONG=1 make test"),
     "gpu": ("GPU", "they want an NVIDIA GPU and a release of the patched SGLang: see tests/gpu/"),
 }
 # What takes long, longest first: workers take file after file, and the last one taken should be a short one.

@@ -21,6 +21,7 @@ from tests.detector.report import Outcome, closing, render
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_the_quick_form_catches_its_faults_and_passes_healthy_engines() -> None:
     command = [sys.executable, "-m", "tests.detector", "--quick"]

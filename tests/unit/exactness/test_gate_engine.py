@@ -18,6 +18,7 @@ import pytest
 
 from ddtree_ops.exactness import PROMPT_SET, GatePlan, Kind, builtin_prompts, run_gate
 from ddtree_ops.exactness.plan import Tree
+from tests.longer import longer
 
 ROOT = Path(__file__).parents[3]
 PAIR = ROOT / "ddtree_ops" / "engine" / "pair"
@@ -108,7 +109,7 @@ def plan(url: str, algorithm: str, **changes: Any) -> GatePlan:
     ("algorithm", "arguments", "expect"),
     [
         ("none", [], {"speculative_algorithm": None}),
-        ("dflash", ["--speculative-algorithm", "DFLASH", *DRAFT], {"speculative_algorithm": "DFLASH"}),
+        longer("dflash", ["--speculative-algorithm", "DFLASH", *DRAFT], {"speculative_algorithm": "DFLASH"}),
         ("ddtree", TREE, {"speculative_ddtree_budget": 8, "speculative_ddtree_topk": 4}),
     ],
 )
@@ -120,7 +121,7 @@ def test_a_healthy_engine_is_exact(algorithm: str, arguments: list[str], expect:
     assert (verdict.accept_length or 9.0) > 2.0
 
 
-@pytest.mark.parametrize("budget", [1, 7, 8, 63, 64, 65])
+@pytest.mark.parametrize("budget", [longer(1), longer(7), 8, longer(63), longer(64), 65])
 def test_a_healthy_engine_is_exact_at_the_edges_of_the_budget(budget: int) -> None:
     """block_size is 8; 63, 64 and 65 lie about the width of a mask's machine word."""
     arguments = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-budget", str(budget), *DRAFT]
@@ -152,7 +153,7 @@ def test_bfloat16_is_at_most_near_ties() -> None:
     assert verdict.kind in (Kind.EXACT, Kind.NEAR_TIE) and verdict.passed(), "\n".join(verdict.lines())
 
 
-@pytest.mark.parametrize("fault", ["mask-rows-by-block-size", "rope-by-index"])
+@pytest.mark.parametrize("fault", ["mask-rows-by-block-size", longer("rope-by-index")])
 def test_a_planted_fault_fails(fault: str) -> None:
     with engine(*TREE, "--fault", fault, *SHORT_CONTEXT) as url:
         verdict = run_gate(plan(url, "ddtree", prompts=builtin_prompts()[::2]))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from tests.longer import longer
+
 from . import inside_ddtree_build
 from .trees import Tree
 
 ARRAYS = ("parents", "depths", "ranks", "next_token", "next_sibling", "tokens")
 
 
-def test_ten_thousand_trees_are_the_heaps_node_for_node(interpreted: Tree) -> None:
-    told = interpreted(inside_ddtree_build.unlike_the_heap, 7, 10_000)
+@pytest.mark.parametrize("trees", [1_000, longer(10_000)])
+def test_trees_are_the_heaps_node_for_node(trees: int, interpreted: Tree) -> None:
+    told = interpreted(inside_ddtree_build.unlike_the_heap, 7, trees)
     assert told["wrong"] is None
-    assert told["cases"] == 10_000
+    assert told["cases"] == trees
     assert told["kinds"] == sorted(inside_ddtree_build.KINDS)
 
 
@@ -37,7 +40,7 @@ def test_the_best_candidates_are_a_stable_sorts(vocab: int, topk: int, kind: str
     assert interpreted(inside_ddtree_build.candidates_unlike_a_sort, 3, vocab, topk, kind) is None
 
 
-@pytest.mark.parametrize("shards", [2, 4, 8])
+@pytest.mark.parametrize("shards", [2, longer(4), longer(8)])
 def test_candidates_are_the_heads_own_on_every_rank(shards: int, interpreted: Tree) -> None:
     """Of eight, each has three rows and four candidates are kept."""
     for seed in range(2):  # the interpreter of Triton takes seconds for each rank

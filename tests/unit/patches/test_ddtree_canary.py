@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.longer import longer
+
 from . import inside_ddtree_canary, inside_ddtree_steps
 from .marks import NEWEST
 from .test_ddtree_steps import FAULTS, setting
@@ -59,8 +61,8 @@ def test_the_worker_runs_it_through_its_own_verify_and_leaves_nothing(graphs: in
     ("base", "fault"),
     [
         (BASE, "mask-rows-by-block-size"),
-        (BASE, "mask-offset-of-second-request"),
-        (BASE, "mask-all-blocked"),
+        longer(BASE, "mask-offset-of-second-request"),
+        longer(BASE, "mask-all-blocked"),
         (BASE, "rope-by-index"),
         (NEWEST, "mask-rows-by-block-size"),
     ],

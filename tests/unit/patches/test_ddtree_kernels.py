@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.longer import longer
+
 from . import inside_ddtree_kernels
 from .marks import NEWEST
 from .trees import BASE, RaisedThereError, Tree
@@ -17,7 +19,7 @@ def test_the_mask_is_the_trees_and_nothing_else_is_written(width: int, interpret
     assert interpreted(inside_ddtree_kernels.mask_faults, 4, width, [1, 12, 3]) == []
 
 
-@pytest.mark.parametrize(("base", "width"), [(BASE, 2), (BASE, 8), (BASE, 33), (NEWEST, 8)], indirect=["base"])
+@pytest.mark.parametrize(("base", "width"), [(BASE, 2), (BASE, 8), longer(BASE, 33), (NEWEST, 8)], indirect=["base"])
 def test_the_walk_is_the_reference_engines(width: int, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_kernels.walks_unlike_the_reference, 11, width, 8)
     assert told["wrong"] is None

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.longer import longer
+
 from . import inside_ddtree_kernels, inside_ddtree_steps
 from .test_ddtree_steps import CAPTURED, EAGER, FAULTS, OVERLAY_FAULTS, PAIRS, setting
 from .trees import Tree
@@ -18,7 +20,7 @@ def latent(block: int, budget: int, topk: int, graphs: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("graphs", [EAGER, CAPTURED])
-@pytest.mark.parametrize(("block", "budget", "topk"), [PAIRS[0], PAIRS[-1]])
+@pytest.mark.parametrize(("block", "budget", "topk"), [PAIRS[0], longer(*PAIRS[-1])])
 def test_the_text_its_latents_and_its_features_are_the_targets(
     block: int, budget: int, topk: int, graphs: int, interpreted: Tree
 ) -> None:
@@ -27,7 +29,7 @@ def test_the_text_its_latents_and_its_features_are_the_targets(
     assert max(told["commits"]) > 1
 
 
-@pytest.mark.parametrize("fault", OVERLAY_FAULTS)
+@pytest.mark.parametrize("fault", [OVERLAY_FAULTS[0], *map(longer, OVERLAY_FAULTS[1:])])
 def test_each_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
     patch = str(FAULTS / f"{fault}.patch")
     told = interpreted(inside_ddtree_steps.decoded, latent(4, 6, 3, CAPTURED), [5, 11], 24, patch)
@@ -39,7 +41,7 @@ def test_the_canary_passes(interpreted: Tree) -> None:
     assert told["said"] is None and told["table"]
 
 
-@pytest.mark.parametrize("fault", STOPPED)
+@pytest.mark.parametrize("fault", [STOPPED[0], *map(longer, STOPPED[1:])])
 def test_the_canary_stops_a_wrong_mask(fault: str, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_steps.started, latent(4, 6, 3, CAPTURED), str(FAULTS / f"{fault}.patch"))
     assert "DDTREE start-up canary" in told["said"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.longer import longer
+
 from . import inside_ddtree_pages
 from .test_ddtree_steps import CAPTURED, EAGER, FAULTS, setting
 from .trees import Tree
@@ -38,7 +40,7 @@ def served(tree: Tree, page: int, asked: list[dict[str, int]], slots: int, lag: 
     return told
 
 
-@pytest.mark.parametrize(("page", "lag"), [(1, LAG), (4, AT_ONCE), (16, LAG), (64, AT_ONCE)])
+@pytest.mark.parametrize(("page", "lag"), [longer(1, LAG), longer(4, AT_ONCE), (16, LAG), (64, AT_ONCE)])
 def test_chats_go_on_from_the_cache_and_give_everything_back(page: int, lag: bool, interpreted: Tree) -> None:
     told = served(interpreted, page, TURNS, 512, lag)
     assert told["wrong"] is None
@@ -47,20 +49,20 @@ def test_chats_go_on_from_the_cache_and_give_everything_back(page: int, lag: boo
     assert told["cached"] >= 64 and (page == 1 or told["cached"] % page == 0)
 
 
-@pytest.mark.parametrize(("page", "slots", "lag"), [(4, 120, LAG), (16, 144, AT_ONCE)])
+@pytest.mark.parametrize(("page", "slots", "lag"), [longer(4, 120, LAG), (16, 144, AT_ONCE)])
 def test_a_request_that_is_retracted_leaves_no_page_behind(page: int, slots: int, lag: bool, interpreted: Tree) -> None:
     told = served(interpreted, page, GROWING, slots, lag)
     assert told["wrong"] is None and told["retracted"] > 0
 
 
-@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("page", [16, longer(64)])
 def test_three_that_reach_the_contexts_end_stay_in_their_rows(page: int, interpreted: Tree) -> None:
     told = served(interpreted, page, TO_THE_END, 512, LAG)
     assert told["wrong"] is None
     assert told["lengths"][:3] == [CONTEXT] * 3
 
 
-@pytest.mark.parametrize(("budget", "topk", "graphs"), [(2, 2, CAPTURED), (12, 4, EAGER)])
+@pytest.mark.parametrize(("budget", "topk", "graphs"), [(2, 2, CAPTURED), longer(12, 4, EAGER)])
 def test_trees_narrower_than_the_block_and_wider_than_a_page(
     budget: int, topk: int, graphs: int, interpreted: Tree
 ) -> None:
@@ -73,7 +75,7 @@ def test_latents_in_pages(interpreted: Tree) -> None:
     assert told["wrong"] is None and told["cached"] > 0
 
 
-@pytest.mark.parametrize("fault", ["mask-rows-by-block-size", "stale-kv"])
+@pytest.mark.parametrize("fault", ["mask-rows-by-block-size", longer("stale-kv")])
 def test_with_pages_too_a_planted_fault_is_seen(fault: str, interpreted: Tree) -> None:
     given = {**setting(4, 6, 3, CAPTURED), "page": 16}
     told = interpreted(inside_ddtree_pages.served, given, TURNS, CONTEXT, 512, AT_ONCE, str(FAULTS / f"{fault}.patch"))

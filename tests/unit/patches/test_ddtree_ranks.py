@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.longer import longer
+
 from . import inside_ddtree_ranks
 from .inside_ddtree_ranks import BATCH, BLOCK
 from .marks import NEWEST, every_base
@@ -70,7 +72,7 @@ def wrong(told: dict[str, Any], case: dict[str, Any]) -> str | None:
     return None if tied or first["trees"] == told["one"]["trees"] else "not one rank's tree"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, longer(3)])
 def test_every_rank_drafts_what_one_rank_would(ranks: int, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_ranks.drawn, CASES, ranks, {})
     assert [wrong(one, case) for one, case in zip(told, CASES, strict=True)] == [None] * len(CASES)
@@ -79,7 +81,7 @@ def test_every_rank_drafts_what_one_rank_would(ranks: int, interpreted: Tree) ->
     assert any(0 < real < padded for case in rows for real, padded in case), "no rank has rows and padding"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, longer(3)])
 def test_equal_logits_are_broken_by_the_lower_id_on_every_rank(ranks: int, interpreted: Tree) -> None:
     cases = [{**TIED, "seed": seed} for seed in range(5)]
     told = interpreted(inside_ddtree_ranks.drawn, cases, ranks, {})
