@@ -49,6 +49,7 @@ class Run:
     hosts: dict[str, TestHost]
     made: Workspace
     rows: list[bool] = field(default_factory=list)
+    earlier: str | None = None
 
     @property
     def lead(self) -> TestHost:
@@ -89,14 +90,16 @@ class Run:
             return (stood, whole) == (generations, True)
         return False
 
-    def journal(self, host: TestHost, step: str, event: str) -> bool:
-        """Whether the newest transaction's journal has that entry."""
+    def journal(self, host: TestHost) -> tuple[str | None, list[tuple[str, str]]]:
+        """The newest transaction that was accepted, and the steps and events of its entries."""
         lines = host.sh(f"cat /opt/ddtree/services/{SERVICE}/journal.jsonl 2>/dev/null || true").splitlines()
         entries = [json.loads(line) for line in lines if line.startswith("{")]
         txn = next((one["txn"] for one in reversed(entries) if one["step"] == "accept"), None)
-        return any((one["txn"], one["step"], one["event"]) == (txn, step, event) for one in entries)
+        return txn, [(one["step"], one["event"]) for one in entries if one["txn"] == txn]
 
     def deploying(self, profile: str) -> subprocess.Popen[str]:
+        """A deploy that goes on beside us."""
+        self.earlier = self.journal(self.lead)[0]
         return subprocess.Popen(
             [*self.made.program, *DEPLOY, profile],
             cwd=self.made.path,
@@ -108,7 +111,13 @@ class Run:
         )
 
     def at(self, host: TestHost, step: str, event: str = "begin") -> None:
-        wait_for(f"{step} {event} on {host.name}", lambda: self.journal(host, step, event), 300)
+        """Wait until the deploy that was begun last is there."""
+
+        def there() -> bool:
+            txn, entries = self.journal(host)
+            return txn != self.earlier and (step, event) in entries
+
+        wait_for(f"{step} {event} on {host.name}", there, 300)
 
 
 def generated(url: str, prompts: Sequence[Asked]) -> list[list[int]]:
