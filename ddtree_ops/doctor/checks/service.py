@@ -159,6 +159,8 @@ def service_reload(case: Case) -> Iterator[Seen]:
 )
 def service_silent(case: Case) -> Iterator[Seen]:
     service, server = case.facts.service, case.facts.server
+    if case.profile.nodes is not None and case.profile.nodes.rank:
+        return  # of a service over several hosts rank 0 answers
     if (
         service.state == "active"
         and server.answers is False

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddtree_ops.doctor.active import ACTIVE
-from ddtree_ops.doctor.check import CHECKS, GROUPS
+from ddtree_ops.doctor.check import CHECKS, GROUPS, Case
 from ddtree_ops.doctor.examine import examine
+from ddtree_ops.model.types import Group
 
 from .recorded import HEALTHY, SICK, healthy_case, load, sick_case
 
@@ -49,3 +51,12 @@ def test_every_file_says_where_it_is_from() -> None:
 def test_checks_are_named_once_and_grouped() -> None:
     assert not set(CHECKS) & set(ACTIVE)
     assert {check.group for check in CHECKS.values()} | {"active"} == set(GROUPS)
+
+
+@pytest.mark.parametrize(("rank", "silent"), [(0, True), (1, False)])
+def test_of_several_nodes_only_rank_0_has_to_answer(tmp_path: Path, rank: int, silent: bool) -> None:
+    case = sick_case(tmp_path, "server-silent")
+    group = Group(rank=rank, addresses=["10.0.0.1", "10.0.0.2"], port=20000)
+    profile = msgspec.structs.replace(case.profile, nodes=group)
+    here = msgspec.structs.replace(case.deployment, profile=profile)
+    assert ("service-silent" in {found.id for found in examine(Case(here, case.facts)).findings}) is silent
