@@ -79,15 +79,18 @@ class Run:
             return generated(url, prompts)
 
     def settled(self, generations: list[str]) -> bool:
-        """Whether both nodes stand on these, nothing is under way and rank 0 answers; waits for the last."""
+        """Whether both nodes come to stand on these, proven and with nothing under way, and rank 0 answers."""
 
-        def serves() -> bool:
-            return generated_or_none(self, [WHAT]) is not None
+        def there() -> bool:
+            told = self.status()
+            every = [told, *told["others"]]
+            proven = all(one["unproven"] is None and one["state"] == "active" for one in every)
+            stand = [one["generation"] for one in every] == generations
+            return proven and stand and generated_or_none(self, [WHAT]) is not None
 
-        stood, whole = self.stands()
         with contextlib.suppress(HarnessError):
-            wait_for("the service to answer", serves, RECOVERS_S)
-            return (stood, whole) == (generations, True)
+            wait_for("the service to stand", there, RECOVERS_S)
+            return True
         return False
 
     def journal(self, host: TestHost) -> tuple[str | None, list[tuple[str, str]]]:
