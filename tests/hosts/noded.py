@@ -249,20 +249,21 @@ def failing(run: Run) -> None:
     deploy = run.deploying("wide")
     run.at(run.other, "start")
     run.other.cut()
-    with uncut_later(run.other, 90):
+    with uncut_later(run, run.other, 90):
         deploy.communicate(timeout=600)
     run.tell("rank 1 cut off from the client and the other rank for 90 s", f"exit {deploy.returncode}",
              deploy.returncode in (5, 6) and run.settled(["1", "1"]))  # fmt: skip
 
 
 @contextlib.contextmanager
-def uncut_later(host: TestHost, seconds: float) -> Iterator[None]:
+def uncut_later(run: Run, host: TestHost, seconds: float) -> Iterator[None]:
     until = time.monotonic() + seconds
     try:
         yield
     finally:
         time.sleep(max(0.0, until - time.monotonic()))
         host.uncut()
+        run.lab.join()  # its routes went with the link
 
 
 def mixed(run: Run) -> None:
@@ -277,6 +278,7 @@ def mixed(run: Run) -> None:
     run.other.sh(f"kill -CONT $({APPLIER})")
     said = deploy.communicate(timeout=600)[0]
     run.lead.uncut()
+    run.lab.join()
     right = deploy.returncode == 9 and "is mixed" in said
     run.tell("rank 0 cut off after rank 1 confirmed", f"exit {deploy.returncode}", right)
     if not right:

@@ -31,7 +31,7 @@ def plan(toy: Toy) -> Callable[..., GatePlan]:
             "concurrency": (1, 8),
             "max_new_tokens": 24,
             "prompts": PROMPTS,
-            "time_limit_s": 20,
+            "time_limit_s": 90,
             "expect": {"speculative_ddtree_budget": 8},
         }
         return GatePlan(**(fields | changes))

@@ -36,6 +36,7 @@ def test_every_request_is_answered_in_full_at_any_c() -> None:
             assert found.in_flight <= concurrency + 1e-6
 
 
+@pytest.mark.alone
 def test_open_arrivals_do_not_wait_for_answers() -> None:
     with stub() as url:
         load = Load(1, "p", 9, 30, 1, rate=300.0)
