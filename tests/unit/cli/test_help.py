@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddtree_ops.model import hostfile, meanings, reference
+from ddtree_ops.model.nodes import _KEYS as _NODES_KEYS
 from ddtree_ops.model.profilefile import _EXACTNESS_KEYS, PROFILE_KEYS
 from ddtree_ops.model.types import CheckOverride, EvidenceRef, Gpus, ReleaseOptions, Router, SecretRef, Service
 
@@ -47,6 +48,8 @@ def test_every_key_has_its_meaning() -> None:
     assert set(meanings.PROFILE) == profile
     host = {*hostfile._HOST_KEYS, *below("gpus", Gpus.__struct_fields__)}
     host |= below("release", ReleaseOptions.__struct_fields__) | below("services.NAME", Service.__struct_fields__)
+    host -= {"services.NAME.lead"}  # of the further ranks' services, which nobody writes
+    host |= below("services.NAME.nodes", _NODES_KEYS) | below("services.NAME.nodes.ranks[]", ("host", "address"))
     host |= below("services.NAME.router", Router.__struct_fields__)
     host |= below("rules[]", ("when", "set", "reason"))
     host |= below("secrets.NAME", SecretRef.__struct_fields__) - {"secrets.NAME.secret"}

@@ -190,10 +190,10 @@ def test_a_rank_that_hangs_is_named_with_its_size_and_ended(run: Run) -> None:
     began = time.monotonic()
     startup = f"{RANK}    dist.all_reduce = lambda data: time.sleep(600)\n"
     (found,) = run(
-        "all-reduce", {"tp_sizes": [2], "sizes": [4096, 8192], "backend": "gloo", "limit_s": 8.0}, startup=startup
+        "all-reduce", {"tp_sizes": [2], "sizes": [4096, 8192], "backend": "gloo", "limit_s": 20.0}, startup=startup
     )
     assert "TP 2" in found.seen and "hung in the all-reduce of 4096 bytes" in found.seen
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 80
     left = subprocess.run(["pgrep", "-f", "ddtree-active-.*active.py"], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 
