@@ -318,7 +318,7 @@ def later(run: Run) -> None:
     ended = [one["status"] for one in cells if one.get("type") == "measured" or "status" in one]
     run.tell("a sweep over AR and 8/4", f"{ended.count('ok')} of {len(ended)} cells measured",
              bool(ended) and set(ended) == {"ok"} and run.settled(stood))  # fmt: skip
-    checks = run.made.ddtree("doctor", "--host", LEAD, "--json", code=0)
+    checks = run.made.ddtree("doctor", "--host", LEAD, "--profile", "wide", "--json", code=0)
     seen = [one["host"] for one in json.loads(checks.stdout)["hosts"]]
     run.tell("doctor", f"looks at {' and '.join(seen)}", seen == [LEAD, OTHER])
 
