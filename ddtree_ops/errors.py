@@ -5,6 +5,9 @@ The CLI prints ``message`` and ``hint`` and never a traceback for these; anythin
 
 from __future__ import annotations
 
+#: Of several exit codes the first that is among them (design.md, "Several hosts: the worst of").
+WORST_FIRST = (9, 5, 4, 8, 1, 7, 6)
+
 
 class DdtreeError(Exception):
     """Base of every expected failure: what happened, in what state things are, what to do next.

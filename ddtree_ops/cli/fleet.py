@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ddtree_ops.cli.app import error_json, show_error
 from ddtree_ops.cli.screen import Screen
-from ddtree_ops.errors import DdtreeError, Interrupted, UsageError
+from ddtree_ops.errors import WORST_FIRST, DdtreeError, Interrupted, UsageError
 from ddtree_ops.model import Deployment, Workspace, find_workspace, load_workspace, resolve
 from ddtree_ops.remote.agent import ARGV, TIMEOUT_S, elevates
 from ddtree_ops.remote.openssh import begin
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Done: TypeAlias = dict[int, tuple[int, dict[str, Any]]]  # by index of the deployment: exit code, result
-# design.md, "Several hosts: the worst of". 2 and 130 end a run at once and are not compared.
-WORST_FIRST = (130, 9, 5, 4, 8, 1, 7, 6, 2, 3, 0)
+# 2 and 130 end a run at once and are not compared.
+CODES = (130, *WORST_FIRST, 2, 3, 0)
 PARALLEL = 32  # hosts looked at at once; the work is waiting
 
 
@@ -282,7 +282,7 @@ def _stops(code: int, at_first_failure: bool) -> bool:
 
 def worst(codes: Sequence[int]) -> int:
     """The exit code of several hosts (design.md's order)."""
-    return min(codes, key=WORST_FIRST.index, default=0)
+    return min(codes, key=CODES.index, default=0)
 
 
 def _row(result: dict[str, Any]) -> list[str]:

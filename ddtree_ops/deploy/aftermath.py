@@ -13,7 +13,7 @@ from ddtree_ops.deploy.gate import gate_prompts, prove
 from ddtree_ops.deploy.plan import Plan
 from ddtree_ops.deploy.session import Session, author
 from ddtree_ops.deploy.ui import Ui
-from ddtree_ops.errors import DdtreeError, Failed, NeedsHand, RolledBack, Unreachable
+from ddtree_ops.errors import WORST_FIRST, DdtreeError, Failed, NeedsHand, RolledBack, Unreachable
 from ddtree_ops.exactness import Kind, Verdict
 from ddtree_ops.model import Deployment, profile_from_json
 
@@ -90,8 +90,8 @@ def _conclude_all(session: Session, plan: Plan, attended: Sequence[Attended], ui
     raise min(reversed(found), key=lambda error: _WORST.index(error.exit_code))
 
 
-#: Of several nodes' exit codes the one that is told: as of several hosts (design.md), Ctrl-C before what it led to.
-_WORST = (9, 130, 5, 4, 8, 1, 7, 6, 2)
+#: Of several nodes' exit codes the one that is told: as of several hosts, Ctrl-C before what it led to.
+_WORST = (*WORST_FIRST[:1], 130, *WORST_FIRST[1:], 2)
 
 
 def _mixed(nodes: Sequence[tuple[Session, Plan, Attended]], ui: Ui) -> NeedsHand:

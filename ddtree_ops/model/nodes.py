@@ -136,16 +136,12 @@ def ports(deployment: Deployment) -> list[int]:
 
 def require_alike(lead: Deployment, others: Sequence[Deployment]) -> None:
     """Raises UsageError where a host's rules make its rank another computation than rank 0's."""
-    for other in others:
+    assert lead.service.nodes is not None
+    for at, other in zip(lead.service.nodes.ranks[1:], others, strict=True):
         for field in lead.profile.__struct_fields__:
             mine, theirs = getattr(lead.profile, field), getattr(other.profile, field)
             if field not in _OWN and mine != theirs:
                 problem = f"{field} is {theirs} on {other.host.name} and {mine} on {lead.host.name}"
-                at = next(
-                    one
-                    for one in (lead.service.nodes.ranks if lead.service.nodes else ())
-                    if one.host == other.host.name
-                )
                 _fail(lead.host, at, problem, "rules that are the same on every node")
 
 

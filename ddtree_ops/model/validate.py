@@ -43,11 +43,10 @@ def refuse_contradictions(
         raise UsageError(position(at.file, at.line, path, problem, allowed))
 
     _algorithm(values, fail)
-    _engine(service, values, fail)
+    nodes = len(service.nodes.ranks) if service.nodes is not None else 1
+    _engine(nodes, values, fail)
     _addresses(host, values, fail)
-    nodes = 1
     if service.nodes is not None:
-        nodes = len(service.nodes.ranks)
         _nodes(host, service.nodes, values, fail)
     for index, argument in enumerate(values["extra_args"]):
         key = owner(argument)
@@ -102,7 +101,7 @@ def _nodes(host: Host, nodes: Nodes, values: Mapping[str, Any], fail: Any) -> No
         fail("open", problem, "supervisor: systemd; or open: the reason why nobody else reaches it")
 
 
-def _engine(service: Service, values: Mapping[str, Any], fail: Any) -> None:
+def _engine(nodes: int, values: Mapping[str, Any], fail: Any) -> None:
     if values["engine"] == "sglang":
         if values["algorithm"] == "ddtree" and values["attention_backend"] != "triton":
             fail(
@@ -111,10 +110,9 @@ def _engine(service: Service, values: Mapping[str, Any], fail: Any) -> None:
                 "triton, with algorithm: ddtree",
             )
         return
-    nodes = len(service.nodes.ranks) if service.nodes is not None else 1
+    if nodes > 1 and values["tp"] != nodes:
+        fail("tp", f"the reference engine has one rank on each of {nodes} nodes", f"tp: {nodes}")
     for key, only in (("tp", nodes), ("pp", 1), ("ep", 1), ("cuda_graph", False), ("attention_backend", None)):
-        if values[key] != only and only != 1 and only:
-            fail(key, f"the reference engine has one rank on each of {only} nodes", f"{key}: {only}")
         if values[key] != only:
             fail(key, "the reference engine has none", "leave it out, or engine: sglang")
     if values["memory_fraction"] is not None:
