@@ -1,7 +1,7 @@
 """`python -m ddtree_ops.engine`: load, serve, end cleanly.
 
-Exit codes: 0 after SIGTERM or SIGINT; 1 when the models cannot be loaded, the port is taken, the step loop failed, or
-another rank is gone; 2 for wrong arguments.
+Exit codes: 0 after SIGTERM or SIGINT (during the load it dies of them); 1 when the models cannot be loaded, the port is
+taken, the step loop failed, or another rank is gone; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import os
 import signal
 import socket
 import sys
-import threading
-from concurrent.futures import Future
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from .arguments import ArgumentError, Arguments, parse_address, parse_arguments
@@ -34,22 +31,18 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
+    # Until it serves, a signal ends it in the kernel: an exception out of a handler gets lost in torch's import, which
+    # catches all, and out of its C++ it aborts the process.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return _serve(arguments)
-    except SystemExit:
-        return 0
     except ArgumentError as error:
         log.error("%s", error)
         return 2
     except (ConfigError, RankLostError) as error:
         log.error("%s", error)
         return 1
-
-
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    raise SystemExit(0)
 
 
 def _serve(a: Arguments) -> int:
@@ -120,22 +113,11 @@ def _follow(a: Arguments, resolved: Resolved, group: Group, listener: socket.soc
 
 
 def _meet(a: Arguments, resolved: Resolved, group: Group, meeting: socket.socket | None) -> None:
-    """Waits for all ranks, in another thread: this one could not act on a signal while it blocks outside Python."""
     from .loading import identity
 
-    done: Future[None] = Future()
-
-    def meet() -> None:
-        try:
-            group.form(parse_address(a.dist_init_addr or ""), meeting)
-            group.agree(identity(a, resolved))
-            done.set_result(None)
-        except BaseException as error:
-            done.set_exception(error)
-
     log.info("rank %d of %d: waiting for the others at %s", group.rank, group.size, a.dist_init_addr)
-    threading.Thread(target=meet, name="meeting", daemon=True).start()
-    done.result()
+    group.form(parse_address(a.dist_init_addr or ""), meeting)
+    group.agree(identity(a, resolved))
     log.info("rank %d of %d: all are here", group.rank, group.size)
 
 

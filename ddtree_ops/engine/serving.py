@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import signal
 import socket
+from types import FrameType
 from typing import Protocol
 
 import uvicorn
@@ -59,19 +60,34 @@ class Server:
         )
         self._uvicorn = _Uvicorn(config, loop)
         loop.start()
-        # uvicorn raises the signal that ended it once more; the caller's handler turns it into SystemExit.
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+        stopped = False
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, _stop)
+            # uvicorn has handlers of its own meanwhile, and raises the signal that ended it once more.
             self._uvicorn.run(sockets=[listener])
+        except _Stopped:
+            stopped = True
         loop.stop("the server has stopped")
         loop.join(timeout=0.5)
         if self._failure is not None:
             log.critical("exit: %s", self._failure)
             return 1
-        if not self._uvicorn.started:
+        if not self._uvicorn.started and not stopped:
             log.critical("exit: the server did not start")
             return 1
         log.info("stopped")
         return 0
+
+
+class _Stopped(BaseException):
+    """It was told to stop."""
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise _Stopped
 
 
 class _Uvicorn(uvicorn.Server):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,6 +70,22 @@ class Guarded:
         assert self.untouched()
         return f"{caught.value.message}\n{caught.value.hint}"
 
+    def refused_meanwhile(self, release: Release, match: str, change: Callable[[], object]) -> None:
+        """Shipping fails with these words when the change comes with a third of the release sent."""
+        changed = False
+
+        def told(sent: int, total: int) -> None:
+            nonlocal changed
+            if sent > total // 3 and not changed:
+                changed = True
+                change()
+
+        self.look()
+        with pytest.raises(Failed, match=match):
+            ship(self.line, release, told)
+        assert changed
+        assert self.untouched()
+
     def fill(self, leave: int) -> None:
         """Leave so many MiB free below the root."""
         free = int(self.host.sh(f"df -B1M --output=avail {ROOT} | tail -1"))
@@ -107,8 +123,10 @@ def changed(release: Release, **requires: object) -> Release:
 
 
 def with_slow_smoke(release: Release) -> Release:
-    """Its import takes some seconds."""
-    sha256, size = release.cache.add_blob([b"import time; time.sleep(5)\n"])
+    """Its import ends when the disk is full, or after 15 seconds."""
+    lines = "import os, time\nend = time.monotonic() + 15\n"
+    lines += "while os.statvfs(__file__).f_bfree and time.monotonic() < end:\n    time.sleep(0.1)\n"
+    sha256, size = release.cache.add_blob([lines.encode()])
     slow = {"path": f"{SITE}/slow.py", "sha256": sha256, "size": size, "mode": 0o644}
     text = {**release.manifest, "files": [*release.manifest["files"], slow], "smoke": ["import slow"]}
     return Release(release.id, text, release.cache)
@@ -125,37 +143,45 @@ def test_a_disk_without_room_is_told_before_anything_is_sent(guarded: Guarded) -
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("when", ["staging", "store", "venv"])
-def test_a_disk_that_fills_up_meanwhile(guarded: Guarded, when: str) -> None:
+def test_a_disk_of_staging_that_fills_up_meanwhile(guarded: Guarded) -> None:
     """Somebody else's bytes come between the look at the disk and our writing."""
     release = bigger(guarded.first, 60)
-    if when == "staging":
-        guarded.host.sh(f"mkdir -p {STAGING}; mount -t tmpfs -o size=20M,uid=deploy,mode=700 tmpfs {STAGING}")
-        guarded.refused(release, f"disk-full|needs .* free at .*{STAGING}")
-        guarded.host.sh(f"mount -o remount,size=200M {STAGING}")
-        done = threading.Event()
+    guarded.host.sh(f"mkdir -p {STAGING}; mount -t tmpfs -o size=20M,uid=deploy,mode=700 tmpfs {STAGING}")
+    guarded.refused(release, f"disk-full|needs .* free at .*{STAGING}")
+    guarded.host.sh(f"mount -o remount,size=200M {STAGING}")
+    full = f"mount -o remount,size=25M {STAGING} || fallocate -l 150M {STAGING}/ballast"
+    guarded.refused_meanwhile(release, "no space left", lambda: guarded.host.sh(full))
+    assert guarded.host.sh(f"find {STAGING} -name '*.part'") == ""
+    guarded.host.sh(f"umount {STAGING}; rmdir {STAGING}")
+    guarded.empty()
+    ship(guarded.line, release)
+    assert whole(guarded.host, release)
 
-        def fill(done_bytes: int, total: int) -> None:
-            if done_bytes > total // 3 and not done.is_set():
-                done.set()
-                guarded.host.sh(f"mount -o remount,size=25M {STAGING} || fallocate -l 150M {STAGING}/ballast")
 
-        with pytest.raises(Failed, match="no space left"):
-            ship(guarded.line, release, fill)
-        assert guarded.host.sh(f"find {STAGING} -name '*.part'") == ""
-        guarded.host.sh(f"umount {STAGING}; rmdir {STAGING}")
-    else:
-        # In the venv's case the last write meets a full disk: the release is made, its smoke import still runs.
-        what = "store -name '.*.tmp'" if when == "store" else f"releases/*/{SITE}/slow.py"
-        if when == "venv":
-            release = with_slow_smoke(release)
-        watch = f"cd {ROOT}; until find {what} 2>/dev/null | grep -q .; do :; done; sleep {int(when == 'venv')}; "
-        watch += "dd if=/dev/zero of=store/.ballast bs=4k 2>/dev/null || true"
-        beside = threading.Thread(target=guarded.host.sh, args=(watch,))
-        beside.start()
-        guarded.refused(release, "no space left", sent=True)
-        beside.join()
-    assert guarded.untouched()
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [(20, "no space left"), (80, r"needs \d+ MiB, \d+ MiB are free")],
+    ids=["for-the-store", "for-the-release"],
+)
+def test_a_disk_of_releases_that_fills_up_meanwhile(guarded: Guarded, left: int, words: str) -> None:
+    release = bigger(guarded.first, 60)
+    guarded.refused_meanwhile(release, words, lambda: guarded.fill(left))
+    guarded.empty()
+    ship(guarded.line, release)
+    assert whole(guarded.host, release)
+
+
+@pytest.mark.timeout(600)
+def test_a_disk_that_is_full_when_the_release_is_made(guarded: Guarded) -> None:
+    """The last write meets it: the files are there, the smoke import runs until no block is free."""
+    release = with_slow_smoke(bigger(guarded.first, 60))
+    watch = f"cd {ROOT}; until find releases/*/{SITE}/slow.py 2>/dev/null | grep -q .; do :; done; sleep 1; "
+    watch += "dd if=/dev/zero of=store/.ballast bs=4k 2>/dev/null || true"
+    beside = threading.Thread(target=guarded.host.sh, args=(watch,))
+    beside.start()
+    guarded.refused(release, "no space left", sent=True)
+    beside.join()
     guarded.empty()
     ship(guarded.line, release)
     assert whole(guarded.host, release)

@@ -314,11 +314,17 @@ def test_a_signal_ends_it_within_two_seconds_also_under_load(
     assert len(answers) == 1
 
 
-def test_a_signal_during_the_load_ends_it_too(start: Callable[..., Engine]) -> None:
-    engine = start()
-    time.sleep(0.4)
-    engine.process.terminate()
-    assert engine.process.wait(timeout=5) in (0, -signal.SIGTERM)
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_load_ends_it_also_where_an_import_catches_all(
+    start: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
+) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, time\n"
+        f"try:\n    os.kill(os.getpid(), {sign:d})\n    time.sleep(1)\nexcept BaseException:\n    pass\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert start().process.wait(timeout=60) == -sign
 
 
 def test_a_crash_of_the_step_loop_ends_the_process(start: Callable[..., Engine], pair: Path, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_ranks_wait_long_for_one_another_and_end_at_once_when_told_to(ranks: Ran
             until(lambda: any(engine.process.poll() is not None for engine in every), 4)
         for engine in reversed(every):
             engine.process.terminate()
-            assert ended(engine, 3) == (0, [])
+            assert ended(engine, 3) == (-signal.SIGTERM, [])
     finally:
         lonely.close()
 
