@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from .trim import KEEP, Rule, left_out_by
 
 #: Of the manifest. Raise RECIPE when the same wheels and sources would give other files than before.
 FORMAT = 2
-RECIPE = 2
+RECIPE = 3
 PACKAGE = Path(__file__).parents[1]
 #: What uvicorn loads by name, besides what the engine's own modules import.
 LOADED_BY_NAME = ("uvicorn.lifespan.on", "uvicorn.loops.auto", "uvicorn.protocols.http.auto")
@@ -219,7 +220,7 @@ def _wheel_files(
 
     Each wheel's RECORD is written anew for what is kept of it: packages find their libraries through it.
     """
-    from .wheels import Member, members, record_name, record_text, unpack
+    from .wheels import PROGRAMS, Member, members, programs, record_name, record_text, unpack
 
     files: dict[str, dict[str, Any]] = {}
     left_out: dict[Rule, list[int]] = {}
@@ -227,7 +228,7 @@ def _wheel_files(
     packages = site_packages(inputs.lock.python)
     for wheel in wheels:
         own: list[Member] = []
-        for member in members(wheel):
+        for member in [*members(wheel), *programs(wheel)]:
             rule = left_out_by(member.path, inputs.choice.trim)
             if rule is None:
                 own.append(member)
@@ -241,8 +242,13 @@ def _wheel_files(
         _add(files, f"{packages}/{record}", {"sha256": sha256, "size": size, "mode": 0o644})
     total, done = sum(member.size for member in kept), 0
     for member in unpack(kept, cache):
-        mode = 0o755 if member.executable else 0o644
-        _add(files, f"{packages}/{member.path}", {"sha256": member.sha256, "size": member.size, "mode": mode})
+        program = member.executable or member.path.startswith(PROGRAMS)
+        mode = 0o755 if program else 0o644
+        _add(
+            files,
+            posixpath.normpath(f"{packages}/{member.path}"),
+            {"sha256": member.sha256, "size": member.size, "mode": mode},
+        )
         done += member.size
         progress("building the release", done, total)
     return files, left_out

@@ -20,10 +20,13 @@ from ..errors import Failed
 from .cache import BUFFER, Cache
 from .udiff import plain_path
 
+PROGRAMS = "../../../bin/"
+"""Where a venv's programs lie as seen from its site-packages; installers write it so into RECORD."""
+
 
 @dataclass(frozen=True)
 class Member:
-    """A file of a wheel: where it belongs below site-packages, and what RECORD promises of it."""
+    """A file of a wheel: where it belongs, relative to site-packages, and what RECORD promises of it."""
 
     wheel: Path
     name: str
@@ -35,17 +38,26 @@ class Member:
 
 def members(wheel: Path) -> list[Member]:
     """The files that a wheel installs below site-packages, RECORD apart. Raises Failed as `entries` does."""
-    return [member for member in entries(wheel) if member.path]
+    return [member for member in entries(wheel) if member.path and not member.path.startswith(PROGRAMS)]
+
+
+def programs(wheel: Path) -> list[Member]:
+    """What a wheel installs into the venv's ``bin/``, scripts apart, which name an interpreter: no engine starts one.
+
+    FlashInfer runs ninja by name when it compiles, and ninja's wheel is little else than that program.
+    """
+    return [member for member in entries(wheel) if member.path.startswith(PROGRAMS)]
 
 
 def entries(wheel: Path) -> list[Member]:
-    """All files of a wheel but RECORD itself; the path is empty for what does not go below site-packages.
+    """All files of a wheel but RECORD itself; the path is empty for what is not installed.
 
     Raises Failed for anything that is not plainly sound.
     """
     try:
         with zipfile.ZipFile(wheel) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
+            scripts = {info.filename for info in infos if _script(archive, info)}
             own = _record_name(wheel, [info.filename for info in infos])
             record = _record(wheel, archive.read(own).decode())
     except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError, OSError) as error:
@@ -60,7 +72,7 @@ def entries(wheel: Path) -> list[Member]:
             raise Failed(f"{wheel.name}: {info.filename!r} is no regular file")
         if info.filename == own:
             continue
-        path = _site_path(info.filename)
+        path = None if info.filename in scripts else _place(info.filename)
         if info.filename not in record:
             if path is None:
                 continue  # scripts and data, which are never used
@@ -100,12 +112,27 @@ def _record(wheel: Path, text: str) -> dict[str, tuple[str, int]]:
     return entries
 
 
-def _site_path(name: str) -> str | None:
-    """Where a member goes below site-packages; None for scripts, headers and data files, which no engine loads."""
+def _script(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bool:
+    if _data(info.filename)[0] != "scripts":
+        return False
+    with archive.open(info) as file:
+        return file.read(2) == b"#!"
+
+
+def _data(name: str) -> tuple[str, str]:
+    """(kind, name below it) of a member of a wheel's .data directory; empty for others."""
     first, _, rest = name.partition("/")
-    if not first.endswith(".data"):
-        return name
     kind, _, path = rest.partition("/")
+    return (kind, path) if first.endswith(".data") else ("", "")
+
+
+def _place(name: str) -> str | None:
+    """Where a member goes, relative to site-packages; None for headers and data files, which no engine loads."""
+    kind, path = _data(name)
+    if not kind:
+        return name
+    if kind == "scripts":
+        return PROGRAMS + path if path and "/" not in path else None
     return path if kind in ("purelib", "platlib") and path else None
 
 

@@ -27,6 +27,10 @@ SMOKE = {
 }
 
 
+#: Names in venv/bin that ``python -m venv`` and pip make, or may make one day.
+VENVS_OWN = re.compile(r"(?i)[.]|python|pip|activate|deactivate")
+
+
 class Manifest:
     """A manifest whose every word was checked. ``files``: path -> (sha256, size, mode); ``blobs``: sha256 -> size."""
 
@@ -70,7 +74,9 @@ def release_path(path: Any, python: str) -> str:
     plain = all(part not in ("", ".", "..") and part.isprintable() and len(part) < 255 for part in inner)
     if plain and path.startswith((f"venv/lib/python{python}/site-packages/", "share/")):
         return str(path)
-    raise HostError("usage", f"manifest path {path!r} is neither below site-packages/ nor below share/")
+    if plain and len(inner) == 3 and path.startswith("venv/bin/") and not VENVS_OWN.match(inner[2]):
+        return str(path)
+    raise HostError("usage", f"manifest path {path!r} is neither below site-packages/ nor share/, nor a program's")
 
 
 def smoke_code(line: Any) -> str:

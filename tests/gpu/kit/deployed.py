@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -217,6 +218,10 @@ def _release(lab: Lab, folder: Path) -> tuple[str, int, int]:
                 continue
             sha256, size = cache.add_blob([file.read_bytes()])
             files[path] = {"sha256": sha256, "size": size, "mode": 0o755 if os.access(file, os.X_OK) else 0o644}
+    ninja = shutil.which("ninja")
+    if ninja is not None:  # FlashInfer compiles with it; a release that `ddtree build` makes has it out of its wheel
+        sha256, size = cache.add_blob([Path(ninja).read_bytes()])
+        files["venv/bin/ninja"] = {"sha256": sha256, "size": size, "mode": 0o755}
     total = sum(entry["size"] for entry in files.values())
     cache.finish(
         {

@@ -16,14 +16,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .deployed import PORT, ROOT, base_of, end, make_release, make_workspace, run_words, typed
+from .deployed import PORT, ROOT, SERVICE, base_of, end, make_release, make_workspace, run_words, typed
 from .lab import Lab
 
-RUN, FOLDER = "sweeps/gpu", "DDTREE_GPU_SWEEP"
-"""FOLDER: a variable with the place of the workspace."""
-REPORT_S = 180.0
-"""Kept for the cell that the time limit finds begun, the report, bench_serving and the evidence."""
-SHAPES, LOADS = ("8/4", "16/4"), "1,8,32"
+RUN, FOLDER, EARLIER = "sweeps/gpu", "DDTREE_GPU_SWEEP", "DDTREE_GPU_SWEEP_RECORDS"
+"""FOLDER, EARLIER: variables with the place of the workspace, and with the records of a run begun on a machine that is
+gone. Then there is nothing to go back to on this one, and no service for bench_serving."""
+REPORT_S = 60.0
+"""Kept for the cell that the time limit finds begun, the report and the evidence."""
+BENCH_S = 110.0
+"""What bench_serving may take, a start of the service included; it is not begun with less."""
+SHAPES, LOADS = ("8/4", "16/4"), "1,8,32,64"
 
 
 async def run_sweep(lab: Lab) -> None:
@@ -32,19 +35,33 @@ async def run_sweep(lab: Lab) -> None:
     if not folder.is_dir():
         await asyncio.to_thread(make_workspace, lab, folder, _base(lab.pair))
         await make_release(lab, folder)
+        if EARLIER in os.environ:
+            (folder / "workspace" / RUN).mkdir(parents=True)
+            shutil.copy(os.environ[EARLIER], folder / "workspace" / RUN / "records.jsonl")
     stand_in = lab.trees is None
     minutes = max(1.0, (lab.left_s() - REPORT_S) / 60)
-    small = ["--max-tokens", "16", "--rows", "4"] if stand_in else ["--max-tokens", "256", "--rows", "12"]
+    small = ["--max-tokens", "16", "--rows", "4"] if stand_in else ["--max-tokens", "128"]
     pairs, loads = (SHAPES[0], "1,2") if stand_in else (",".join(SHAPES), LOADS)
     words = ["sweep", "--pair", pairs, "-c", loads]
     try:
-        if not await typed(lab, folder, "deploy ar", ["deploy", "--profile", "ar", "--yes", "--no-snapshot"], 0):
-            return
+        for name in ("triton", "inductor"):
+            if (lab.caches / name).is_dir():
+                shutil.copytree(lab.caches / name, folder / "root" / "cache" / SERVICE / name, dirs_exist_ok=True)
+        if not (folder / "workspace" / RUN).is_dir():
+            if not await typed(lab, folder, "deploy ar", ["deploy", "--profile", "ar", "--yes", "--no-snapshot"], 0):
+                return
+            # What is stopped before a sweep is not started between its starts.
+            await typed(lab, folder, "stop", ["stop", "--yes"], 0)
         more = ["--prompts", "held-out", *small, "--time-limit", f"{minutes:.1f}", "--run", RUN, "--yes"]
         # 3: the time limit came first
         await typed(lab, folder, "sweep", [*words, *more], 0, 3)
         await typed(lab, folder, "report", ["report", RUN], 0)
-        if not stand_in:
+        if (
+            not stand_in
+            and EARLIER not in os.environ
+            and lab.left_s() > BENCH_S
+            and await typed(lab, folder, "start", ["start"], 0)
+        ):
             await _bench(lab)
     finally:
         await run_words(folder, ["logs"], lab.results.evidence / "sweep-service.log")

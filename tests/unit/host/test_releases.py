@@ -19,6 +19,7 @@ VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 PACKAGES = f"venv/lib/python{VERSION}/site-packages"
 MODULE = b"answer = 42\n"
 WEIGHTS = os.urandom(300_000)
+PROGRAM = b"#!/bin/sh\necho works\n"
 
 
 def sha(data: bytes) -> str:
@@ -68,6 +69,14 @@ def test_blobs_become_a_release(box: Box, tmp_path: Path) -> None:
     assert {path.name for path in (box.root / "releases").iterdir()} == {wanted["id"], ".lock"}
 
 
+def test_a_program_of_a_wheel_runs_out_of_the_venv(box: Box, tmp_path: Path) -> None:
+    wanted = manifest({f"{PACKAGES}/thing.py": MODULE, "venv/bin/tool": PROGRAM})
+    wanted["files"][1]["mode"] = 0o755
+    install(box, tmp_path, wanted, MODULE, PROGRAM)
+    tool = box.root / "releases" / wanted["id"] / "venv/bin/tool"
+    assert subprocess.run([tool], capture_output=True, text=True, check=True).stdout == "works\n"
+
+
 def test_installed_json_says_what_the_release_stands_on(box: Box, tmp_path: Path) -> None:
     """Installed again it is the same tree, and another with another byte; the order is counted, not timed."""
     wanted = manifest({f"{PACKAGES}/thing.py": MODULE})
@@ -91,6 +100,7 @@ def test_installed_json_says_what_the_release_stands_on(box: Box, tmp_path: Path
     [
         *("../x", "share/../../x", "/etc/x", "share//x", "share/./x", "share"),
         *("bin/x", "venv/bin/python", "share/a\nb", "share/\x1bx"),
+        *("venv/bin/python3.99", "venv/bin/pip", "venv/bin/Activate.ps1", "venv/bin/.x", "venv/bin/a/b", "venv/bin"),
     ],
 )
 def test_a_manifest_that_leaves_its_release_is_refused(box: Box, tmp_path: Path, path: str) -> None:

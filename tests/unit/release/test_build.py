@@ -78,10 +78,23 @@ def test_same_id_and_manifest_in_another_directory_later_under_another_umask(tmp
     assert first.manifest == second.manifest == third.manifest
 
 
+def test_a_program_of_a_wheel_is_in_the_venv(tmp_path: Path) -> None:
+    """As pip would have put it and recorded it."""
+    cache = Cache(tmp_path / "cache")
+    stub = make_stub(cache.wheels)
+    ninja = make_wheel(cache.wheels, "ninja", {"ninja-1.0.data/scripts/ninja": b"\x7fELF"})
+    package = make_package(tmp_path / "package")
+    release = build(REFERENCE, cache=cache, package=package, lock=lock_of(stub, ninja))
+    files = {file["path"]: file for file in release.manifest["files"]}
+    assert files["venv/bin/ninja"]["mode"] == 0o755
+    record = release.blob(files[f"{SITE}/ninja-1.0.dist-info/RECORD"]["sha256"]).read_text()
+    assert "../../../bin/ninja,sha256=" in record
+
+
 def test_the_recipe_is_pinned(tmp_path: Path) -> None:
     """When this fails because files or trimming changed, raise RECIPE: an id must never stand for two contents."""
     content = repr([(file["path"], file["sha256"], file["mode"]) for file in make(tmp_path).manifest["files"]])
-    assert (RECIPE, hashlib.sha256(content.encode()).hexdigest()[:16]) == (2, "59ad24b92be8578a")
+    assert (RECIPE, hashlib.sha256(content.encode()).hexdigest()[:16]) == (3, "59ad24b92be8578a")
 
 
 @pytest.mark.parametrize("change", ["engine", "version", "pair", "wheel", "arch"])
