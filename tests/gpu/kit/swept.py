@@ -94,7 +94,9 @@ async def _bench(lab: Lab) -> None:
 def _base(pair: Path) -> dict[str, Any]:
     """The pair in bfloat16, with most of the card for itself."""
     config = json.loads((pair / "target" / "config.json").read_text())
-    return base_of(pair) | {
+    base = base_of(pair)
+    return base | {
+        "extra_args": [*base["extra_args"], "48", "64"],  # the sizes of graphs come last
         "dtype": "bfloat16",
         "vocab_size": config["vocab_size"],
         "memory_fraction": 0.8,
