@@ -189,8 +189,10 @@ def findings(records: Sequence[Record], tables: Sequence[Group]) -> list[str]:
             name = f"{result.shape.name} {load_name(result.load)}"
             if result.looping > 0.2:
                 found.append(f"{name}: {result.looping:.0%} of the outputs loop, which flatters speculation.")
-            if any((repeat.cached_tokens or 0) > 0 for repeat in result.repeats):
-                found.append(f"{name}: some prompt tokens came from the prefix cache.")
+            rows = sum(len(repeat.rows) for repeat in result.repeats)
+            cached = sum(repeat.cached_tokens or 0 for repeat in result.repeats)
+            if cached >= rows > 0:  # prompts that begin alike share a token or two
+                found.append(f"{name}: {cached / rows:.1f} prompt tokens a request came from the prefix cache.")
             if unsteady := sum(record.steady is False for record in result.records):
                 found.append(f"{name}: not steady after the warm-up in {unsteady} of {len(result.records)} starts.")
             distinct = {row.prompt for repeat in result.repeats for row in repeat.rows}

@@ -302,12 +302,18 @@ def broken(found: tuple[Cell, float, Exception, bool], log: list[str], txn: str)
 def identity(deployment: Deployment, plan: Plan, seen: Facts) -> dict[str, Any]:
     """What two cells must have in common to stand in one table, the shape and the load apart."""
     profile, cards = deployment.profile, deployment.host.gpus
-    models = json.dumps(plan.meta.get("models") or {}, sort_keys=True)
+    models = plan.meta.get("models") or {}
+
+    def of(path: str | None) -> str | None:
+        told = json.dumps(models.get(path) or path, sort_keys=True)  # a path in the release is told by that
+        return None if path is None else hashlib.sha256(told.encode()).hexdigest()[:12]
+
     return {
         "engine": profile.engine,
         "release": plan.release,
         "model": profile.model,
-        "weights": hashlib.sha256(models.encode()).hexdigest()[:12],
+        "weights": of(profile.model),
+        "drafter": of(profile.drafter),
         "dtype": profile.dtype,
         "tp": profile.tp,
         "pp": profile.pp,

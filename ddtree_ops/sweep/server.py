@@ -41,11 +41,12 @@ def server_info(url: str, api_key: str | None) -> dict[str, Any]:
 
 
 def arguments(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The resolved arguments that are plain values, secrets out."""
+    """The resolved arguments that are plain values, and the sizes of CUDA graphs; secrets out."""
     plain = {
         key: value
         for key, value in info.items()
-        if not _LEFT_OUT.fullmatch(key) and (value is None or isinstance(value, str | int | float | bool))
+        if key == "cuda_graph_config"
+        or (not _LEFT_OUT.fullmatch(key) and (value is None or isinstance(value, str | int | float | bool)))
     }
     kept: dict[str, Any] = redact.document(plain, redact.found_secrets([], [plain]))
     return dict(sorted(kept.items()))
@@ -63,9 +64,26 @@ def too_small(info: Mapping[str, Any], concurrency: int) -> str | None:
         value = place.get(key)
         if isinstance(value, int) and value < concurrency:
             return f"the server runs {value} requests at once ({key}), so C={concurrency} would queue"
-    largest = info.get("cuda_graph_max_bs")
-    if not info.get("disable_cuda_graph") and isinstance(largest, int) and largest < concurrency:
-        return f"CUDA graphs go up to a batch of {largest} (cuda_graph_max_bs), so C={concurrency} would run eagerly"
+    return _beyond_graphs(info, concurrency)
+
+
+def _beyond_graphs(info: Mapping[str, Any], concurrency: int) -> str | None:
+    """Why a batch of C would run without a CUDA graph where smaller ones do not. Keys: SGLang's server_args.py."""
+    config = info.get("cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, Mapping) else None
+    if isinstance(decode, Mapping):
+        sizes, key = decode.get("bs"), "cuda_graph_config.decode"
+        largest = max(sizes) if isinstance(sizes, list) and sizes else decode.get("max_bs")
+        graphs = decode.get("backend") != "disabled"
+    else:
+        largest, key = info.get("cuda_graph_max_bs"), "cuda_graph_max_bs"
+        graphs = not info.get("disable_cuda_graph", True)
+    if not graphs:
+        return None
+    if not isinstance(largest, int):
+        return f"the server does not tell up to which batch it has CUDA graphs ({key})"
+    if largest < concurrency:
+        return f"CUDA graphs go up to a batch of {largest} ({key}), so C={concurrency} would run eagerly"
     return None
 
 

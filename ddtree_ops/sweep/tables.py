@@ -10,7 +10,13 @@ from ddtree_ops.sweep.grid import Load, Shape
 from ddtree_ops.sweep.records import Measured, Record, Repeat, Run, Started
 from ddtree_ops.sweep.stats import Interval, Speeds, median_interval
 
-IDENTITY_WORDS = {"tp": "parallelism", "pp": "parallelism", "ep": "parallelism", "weights": "model"}
+IDENTITY_WORDS = {
+    "tp": "parallelism",
+    "pp": "parallelism",
+    "ep": "parallelism",
+    "weights": "model",
+    "drafter": "model",
+}
 
 
 class Result(NamedTuple):
@@ -97,8 +103,8 @@ def header(records: Sequence[Record]) -> Run:
 
 def groups(records: Sequence[Record]) -> list[Group]:
     """The tables of a run, those with most cells first. A cell that never started stands with the first start's."""
-    started = {record.txn: record for record in records if isinstance(record, Started)}
-    fallback = next(iter(started.values())).identity if started else {}
+    started = _identities([record for record in records if isinstance(record, Started)])
+    fallback = next(iter(started.values()), {})
     found: dict[str, Group] = {}
     latest: dict[Any, Measured] = {}
     for record in records:
@@ -106,7 +112,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
             latest[record.cell] = record
     for record in latest.values():
         load = record.cell.load
-        identity = started[record.txn].identity if record.txn in started else fallback
+        identity = started.get(record.txn or "", fallback)
         key = repr((sorted(identity.items(), key=str), load.prompts, load.max_tokens, load.rate is not None))
         group = found.setdefault(key, Group(identity, load.prompts, load.max_tokens, load.rate is not None, []))
         result = next((r for r in group.results if r.shape == record.cell.shape and r.load == load), None)
@@ -115,6 +121,13 @@ def groups(records: Sequence[Record]) -> list[Group]:
             group.results.append(result)
         (result.records if record.status == "ok" else result.failed).append(record)
     return sorted(found.values(), key=lambda group: -len(group.results))
+
+
+def _identities(starts: Sequence[Started]) -> dict[str, dict[str, Any]]:
+    """By transaction. AR, which drafts nothing, has the drafter of all others, if that is one."""
+    drafters = {drafter for start in starts if (drafter := start.identity.get("drafter")) is not None}
+    only = drafters.pop() if len(drafters) == 1 else None
+    return {s.txn: {**s.identity, "drafter": s.identity.get("drafter") or only} for s in starts}
 
 
 def why_apart(one: Group, other: Group) -> list[str]:

@@ -20,6 +20,10 @@ MEANING = {
         "patch 04-token-id-range; see the log",
     ),
     "port": ("its port was taken", "see port-taken"),
+    "compiler": (
+        "FlashInfer compiles kernels at the first start and found no ninja, nvcc or c++",
+        "apt-get install g++ and the CUDA toolkit, env.CUDA_HOME in the profile; ninja comes with the release",
+    ),
     "collective-timeout": (
         "ranks waited for one another until the time limit",
         "ddtree doctor --active --only all-reduce",

@@ -46,8 +46,10 @@ LOG_CAUSES = (
     (r"CUDA out of memory|torch\.OutOfMemoryError|Not enough memory", "out-of-memory"),
     (r"device-side assert", "device-assert"),
     (r"\[Errno 98\]|address already in use", "port"),
+    (r"No such file or directory: '(?:ninja|[\w/.+-]*nvcc)'|Could not find nvcc|(?:nvcc|c\+\+): (?:not found|No such)",
+     "compiler"),
     (r"NCCL.{0,80}(?:timeout|timed out)|Watchdog caught collective", "collective-timeout"),
-)
+)  # fmt: skip
 
 
 def service(box: Box) -> JSON:

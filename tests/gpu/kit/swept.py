@@ -2,8 +2,9 @@
 sweep's client on a server of it.
 
 The sweep's own services come and go by the deploy path, one at a time, so nothing else should run beside: give the
-padded pair (benchmarks/gpu/pad) and no further selection. The same command goes on with a run that its time limit
-ended, where FOLDER names a directory that has outlived the call.
+padded pair (benchmarks/gpu/pad) and no further selection. Nothing is deployed before, so that nothing is started again
+between two of them. The same command goes on with a run that its time limit ended, where FOLDER names a directory that
+has outlived the call.
 """
 
 from __future__ import annotations
@@ -21,57 +22,51 @@ from .lab import Lab
 
 RUN, FOLDER, EARLIER = "sweeps/gpu", "DDTREE_GPU_SWEEP", "DDTREE_GPU_SWEEP_RECORDS"
 """FOLDER, EARLIER: variables with the place of the workspace, and with the records of a run begun on a machine that is
-gone. Then there is nothing to go back to on this one, and no service for bench_serving."""
+gone."""
 REPORT_S = 60.0
 """Kept for the cell that the time limit finds begun, the report and the evidence."""
-BENCH_S = 110.0
-"""What bench_serving may take, a start of the service included; it is not begun with less."""
+BENCH_S = 150.0
+"""What bench_serving may take, a deploy included; it is not begun with less."""
 SHAPES, LOADS = ("8/4", "16/4"), "1,8,32,64"
 
 
 async def run_sweep(lab: Lab) -> None:
     given = os.environ.get(FOLDER)
     folder = Path(given) if given else lab.caches.parent / "sweep"
+    run, compiled = folder / "workspace" / RUN, folder / "root" / "cache" / SERVICE
     if not folder.is_dir():
         await asyncio.to_thread(make_workspace, lab, folder, _base(lab.pair))
         await make_release(lab, folder)
+        if (lab.caches / SERVICE).is_dir():
+            shutil.copytree(lab.caches / SERVICE, compiled)
         if EARLIER in os.environ:
-            (folder / "workspace" / RUN).mkdir(parents=True)
-            shutil.copy(os.environ[EARLIER], folder / "workspace" / RUN / "records.jsonl")
+            run.mkdir(parents=True)
+            shutil.copy(os.environ[EARLIER], run / "records.jsonl")
     stand_in = lab.trees is None
     minutes = max(1.0, (lab.left_s() - REPORT_S) / 60)
     small = ["--max-tokens", "16", "--rows", "4"] if stand_in else ["--max-tokens", "128"]
     pairs, loads = (SHAPES[0], "1,2") if stand_in else (",".join(SHAPES), LOADS)
-    words = ["sweep", "--pair", pairs, "-c", loads]
+    words = ["sweep", "--pair", pairs, "-c", loads, "--prompts", "held-out", *small, "--run", RUN, "--yes"]
     try:
-        for name in ("triton", "inductor"):
-            if (lab.caches / name).is_dir():
-                shutil.copytree(lab.caches / name, folder / "root" / "cache" / SERVICE / name, dirs_exist_ok=True)
-        if not (folder / "workspace" / RUN).is_dir():
-            if not await typed(lab, folder, "deploy ar", ["deploy", "--profile", "ar", "--yes", "--no-snapshot"], 0):
-                return
-            # What is stopped before a sweep is not started between its starts.
-            await typed(lab, folder, "stop", ["stop", "--yes"], 0)
-        more = ["--prompts", "held-out", *small, "--time-limit", f"{minutes:.1f}", "--run", RUN, "--yes"]
         # 3: the time limit came first
-        await typed(lab, folder, "sweep", [*words, *more], 0, 3)
+        if not await typed(lab, folder, "sweep", [*words, "--time-limit", f"{minutes:.1f}"], 0, 3):
+            return
         await typed(lab, folder, "report", ["report", RUN], 0)
-        if (
-            not stand_in
-            and EARLIER not in os.environ
-            and lab.left_s() > BENCH_S
-            and await typed(lab, folder, "start", ["start"], 0)
-        ):
-            await _bench(lab)
+        if lab.left_s() > BENCH_S and not stand_in:
+            deploy = ["deploy", "--profile", "ar", "--yes", "--no-snapshot"]
+            if await typed(lab, folder, "deploy ar", deploy, 0):
+                await _bench(lab)
     finally:
         await run_words(folder, ["logs"], lab.results.evidence / "sweep-service.log")
         end(folder / "root")
-        if (folder / "workspace" / RUN).is_dir():
-            shutil.copytree(folder / "workspace" / RUN, lab.results.evidence / "sweep", dirs_exist_ok=True)
+        if run.is_dir():
+            shutil.copytree(run, lab.results.evidence / "sweep", dirs_exist_ok=True)
+        if compiled.is_dir() and not stand_in:
+            shutil.copytree(compiled, lab.caches / SERVICE, dirs_exist_ok=True)
 
 
 async def _bench(lab: Lab) -> None:
-    """Both clients on the service that the sweep has put back."""
+    """Both clients on one service."""
     out = lab.results.evidence / "bench-serving"
     command = [sys.executable, "-m", "benchmarks.bench_serving", "compare", "--url", f"http://127.0.0.1:{PORT}"]
     command += ["--model", str(lab.pair / "target"), "-c", "1,8", "--max-tokens", "256"]
@@ -94,7 +89,9 @@ async def _bench(lab: Lab) -> None:
 def _base(pair: Path) -> dict[str, Any]:
     """The pair in bfloat16, with most of the card for itself."""
     config = json.loads((pair / "target" / "config.json").read_text())
-    return base_of(pair) | {
+    base = base_of(pair)
+    return base | {
+        "extra_args": [*base["extra_args"], "48", "64"],  # the sizes of graphs come last
         "dtype": "bfloat16",
         "vocab_size": config["vocab_size"],
         "memory_fraction": 0.8,

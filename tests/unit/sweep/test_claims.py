@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from ddtree_ops.sweep.claims import best, crossover, doubts, prediction, ratio
 from ddtree_ops.sweep.findings import accept_findings, drift, output_findings
 from ddtree_ops.sweep.grid import AR, CHAIN
+from ddtree_ops.sweep.hold import identity
 from ddtree_ops.sweep.tables import groups, why_apart
 
 from .made import B8K4, B16K4, load, made_run
@@ -81,6 +85,36 @@ def test_what_cannot_be_compared_stands_in_tables_of_its_own(other: dict[str, ob
     assert len(found) == 2
     assert any(line.startswith(word) for line in why_apart(*found))
     assert all(ratio(group, B8K4, AR, load(1)) is None for group in found)
+
+
+def test_ar_stands_with_the_trees_although_it_has_no_drafter() -> None:
+    (group,) = groups(made_run(TABLE, identity={"drafter": "d1"}, identities={AR: {"drafter": None}}))
+    assert ratio(group, B8K4, AR, load(1)) is not None
+
+
+def test_trees_of_two_drafters_are_not_compared() -> None:
+    other = {"drafter": "d2"}
+    found = groups(made_run(TABLE, identity={"drafter": "d1"}, identities={B8K4: other, AR: {"drafter": None}}))
+    assert all(any(line.startswith("model: drafter") for line in why_apart(found[0], one)) for one in found[1:])
+    assert all(ratio(group, B8K4, AR, load(1)) is None for group in found)
+
+
+def test_a_shape_is_told_by_the_targets_weights_and_by_the_drafters_apart() -> None:
+    def of(drafter: str | None, models: dict[str, object]) -> dict[str, object]:
+        profile = SimpleNamespace(engine="sglang", model="/m/t", drafter=drafter, dtype="bfloat16", tp=1, pp=1, ep=1)
+        gpus = SimpleNamespace(count=0)
+        system = SimpleNamespace(driver="1", hostname="h", machine="x86_64")
+        deployment: Any = SimpleNamespace(profile=profile, host=SimpleNamespace(gpus=gpus))
+        plan: Any = SimpleNamespace(meta={"models": models}, release="r")
+        seen: Any = SimpleNamespace(system=system)
+        return identity(deployment, plan, seen)
+
+    plain = of(None, {"/m/t": {"weights": "1"}})
+    tree = of("/m/d", {"/m/t": {"weights": "1"}, "/m/d": {"weights": "2"}})
+    assert plain["weights"] == tree["weights"] and plain["drafter"] is None
+    trained = of("/m/d", {"/m/t": {"weights": "1"}, "/m/d": {"weights": "3"}})
+    assert trained["weights"] == tree["weights"] and trained["drafter"] != tree["drafter"]
+    assert of(None, {"/m/t": {"weights": "9"}})["weights"] != plain["weights"]
 
 
 def test_an_accept_length_that_falls_with_c_is_a_finding() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddtree_ops.sweep.figures import percentiles, repeat_of
@@ -91,6 +93,25 @@ def test_a_server_that_would_queue_or_leave_its_graphs_is_too_small() -> None:
     assert "eagerly" in (too_small({"cuda_graph_max_bs": 32, "disable_cuda_graph": False}, 64) or "")
     assert too_small({"cuda_graph_max_bs": 32, "disable_cuda_graph": True, "max_running_requests": 64}, 64) is None
     assert too_small({}, 64) is None
+    assert "does not tell" in (too_small({"disable_cuda_graph": False}, 1) or "")
+
+
+@pytest.mark.parametrize(
+    ("decode", "wrong"),
+    [
+        ({"backend": "full", "max_bs": 40, "bs": [1, 8, 40]}, "up to a batch of 40"),
+        ({"backend": "full", "max_bs": 40, "bs": None}, "up to a batch of 40"),
+        ({"backend": "full", "max_bs": 64, "bs": [64, 1, 8]}, None),
+        ({"backend": "full", "max_bs": None, "bs": None}, "does not tell"),
+        ({"backend": "disabled", "max_bs": None, "bs": None}, None),
+    ],
+)
+def test_graphs_are_told_by_phase_since_sglang_0_5_17(decode: dict[str, Any], wrong: str | None) -> None:
+    """Its old keys are gone: a sweep once measured C=64 eagerly beside 40 in graphs, and said nothing."""
+    info = {"cuda_graph_config": {"decode": decode, "prefill": {"backend": "disabled"}}, "disable_cuda_graph": False}
+    said = too_small(info, 64)
+    assert said is None if wrong is None else wrong in (said or "")
+    assert arguments(info)["cuda_graph_config"]["decode"] == decode
 
 
 def test_what_does_not_fit_into_the_context_is_refused() -> None:
