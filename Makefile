@@ -1,5 +1,5 @@
 # make demo    the whole story on this machine, no GPU, no root
-# make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root),
+# make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root) and SLOW=1,
 #                     LONG=1 what takes minutes each
 # make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
 #                     the slim sm_90 release (downloads about 500 MB once)

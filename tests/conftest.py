@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 LEFT_OUT = {
     "hosts": ("HOSTS", "they make real hosts with systemd and sshd and want root: HOSTS=1 make test"),
     "browser": ("BROWSER", "they want Debian's chromium: HOSTS=1 make test installs and runs it, BROWSER=1 runs it"),
+    "slow": ("SLOW", "whole engines, sweeps, steps of the patched SGLang; CI runs them: HOSTS=1 or SLOW=1 make test"),
     "long": ("LONG", "the same at more sizes, for many minutes: LONG=1 make test"),
     "gpu": ("GPU", "they want an NVIDIA GPU and a release of the patched SGLang: see tests/gpu/"),
 }
@@ -45,8 +46,8 @@ _counts: Counter[str] = Counter()
 
 
 def switched_too(mark: str) -> bool:
-    """The browser comes with what the test hosts need."""
-    return mark == "browser" and bool(os.environ.get("HOSTS"))
+    """The browser comes with what the test hosts need, and who waits for those waits for what is slow."""
+    return mark in ("browser", "slow") and bool(os.environ.get("HOSTS"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

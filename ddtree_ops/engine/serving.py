@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
@@ -62,10 +63,10 @@ class Server:
         loop.start()
         stopped = False
         try:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, _stop)
+            _on_signals(_stop)
             # uvicorn has handlers of its own meanwhile, and raises the signal that ended it once more.
             self._uvicorn.run(sockets=[listener])
+            _on_signals(signal.SIG_IGN)
         except _Stopped:
             stopped = True
         loop.stop("the server has stopped")
@@ -85,9 +86,13 @@ class _Stopped(BaseException):
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _on_signals(signal.SIG_IGN)
     raise _Stopped
+
+
+def _on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, action)
 
 
 class _Uvicorn(uvicorn.Server):

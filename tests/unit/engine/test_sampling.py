@@ -20,6 +20,8 @@ from ddtree_ops.engine.walk import rejection_path
 from .conftest import MODES, Bench, prompts
 from .pairs import VOCABULARY
 
+pytestmark = pytest.mark.slow
+
 COUNT = 36
 
 MIXED = [

@@ -108,7 +108,7 @@ def plan(url: str, algorithm: str, **changes: Any) -> GatePlan:
 @pytest.mark.parametrize(
     ("algorithm", "arguments", "expect"),
     [
-        ("none", [], {"speculative_algorithm": None}),
+        pytest.param("none", [], {"speculative_algorithm": None}, marks=pytest.mark.slow),
         longer("dflash", ["--speculative-algorithm", "DFLASH", *DRAFT], {"speculative_algorithm": "DFLASH"}),
         ("ddtree", TREE, {"speculative_ddtree_budget": 8, "speculative_ddtree_topk": 4}),
     ],
@@ -121,6 +121,7 @@ def test_a_healthy_engine_is_exact(algorithm: str, arguments: list[str], expect:
     assert (verdict.accept_length or 9.0) > 2.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [longer(1), longer(7), 8, longer(63), longer(64), 65])
 def test_a_healthy_engine_is_exact_at_the_edges_of_the_budget(budget: int) -> None:
     """block_size is 8; 63, 64 and 65 lie about the width of a mask's machine word."""
@@ -135,6 +136,7 @@ def test_a_healthy_engine_is_exact_at_the_edges_of_the_budget(budget: int) -> No
 LADDER = "2:4,6:0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("told", "kind"), [(LADDER, Kind.EXACT), ("2:3,6:0", Kind.FAIL)])
 def test_an_engine_with_a_ladder_is_exact_and_held_to_its_rungs(told: str, kind: Kind) -> None:
     arguments = [*TREE, "--speculative-ddtree-ladder", LADDER, *SHORT_CONTEXT]
@@ -147,6 +149,7 @@ def test_an_engine_with_a_ladder_is_exact_and_held_to_its_rungs(told: str, kind:
     assert {reason.code for reason in verdict.reasons if reason.effect == "fail"} <= {"executed-nodes"}
 
 
+@pytest.mark.slow
 def test_bfloat16_is_at_most_near_ties() -> None:
     with engine("--dtype", "bfloat16", *TREE, *SHORT_CONTEXT) as url:
         verdict = run_gate(plan(url, "ddtree", dtype="bfloat16", policy="near-tie", prompts=builtin_prompts()[::2]))

@@ -18,6 +18,8 @@ from tests.unit.exactness.test_gate_engine import plan as engine_plan
 from tests.unit.exactness.test_gate_golden import IDENTITY
 from tests.unit.exactness.toy import VOCAB, Json, Toy
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., GatePlan]
 LAW = (0.5, 0.2, 0.15, 0.1, 0.05)
 

@@ -12,6 +12,8 @@ from tests.cards.table import CARDS, TABLE, cells_of, compiled_for, digest, figu
 from . import inside_ddtree_steps
 from .trees import Tree
 
+pytestmark = pytest.mark.slow
+
 COMPILED = ("sm_90", "sm_120")
 """The command takes all cards and head sizes; here the two that differ most, MLA and one ordinary head size."""
 

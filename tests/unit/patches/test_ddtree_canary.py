@@ -51,6 +51,7 @@ def test_it_names_what_is_wrong(fault: str, words: str, bfloat16: bool, patched:
     assert any(words in one for one in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("base", "graphs"), [(BASE, 0), (BASE, 3), (NEWEST, 3)], indirect=["base"])
 def test_the_worker_runs_it_through_its_own_verify_and_leaves_nothing(graphs: int, interpreted: Tree) -> None:
     told = interpreted(inside_ddtree_steps.started, setting(4, 6, 3, graphs))

@@ -11,6 +11,8 @@ from .inside_ddtree_graphs import CHAIN, tree
 from .marks import every_base
 from .trees import Tree
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_figures_are_the_reference_engines(interpreted: Tree) -> None:
     for ours, theirs in interpreted(inside_ddtree_figures.shapes, 3, 40):

@@ -12,6 +12,8 @@ from . import inside_ddtree_steps
 from .test_ddtree_steps import CAPTURED, EAGER, FAULTS, setting
 from .trees import Tree
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("deepseek", "qwen")
 
 

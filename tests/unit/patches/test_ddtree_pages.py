@@ -12,6 +12,8 @@ from . import inside_ddtree_pages
 from .test_ddtree_steps import CAPTURED, EAGER, FAULTS, setting
 from .trees import Tree
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 128
 TURNS: list[dict[str, int]] = [
     {"prompt": 50, "tokens": 16},

@@ -13,6 +13,8 @@ from .inside_ddtree_ranks import BATCH, BLOCK
 from .marks import NEWEST, every_base
 from .trees import BASE, Tree
 
+pytestmark = pytest.mark.slow
+
 CASES: list[dict[str, Any]] = [
     # as many rows on every rank
     {"vocab": 60, "padding": 6, "seed": 1},

@@ -11,6 +11,8 @@ from .marks import NEWEST, every_base
 from .test_ddtree_steps import FAULTS, setting
 from .trees import BASE, Tree
 
+pytestmark = pytest.mark.slow
+
 ROWS: dict[str, list[dict[str, Any]]] = {
     "filters of two kinds": [
         {"temperature": 1.0, "sampling_seed": 7, "top_k": 5, "top_p": 0.7},

@@ -25,7 +25,7 @@ from tests.documented import documented
 from ..sweep.place import processes
 from .fleet import BACKENDS, CONCURRENCY, answers, door, load, serving
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 
 def ddtree(workspace: Workspace, *words: str) -> tuple[int, dict[str, Any]]:

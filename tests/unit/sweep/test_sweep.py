@@ -23,7 +23,7 @@ from ddtree_ops.sweep.workload import HELD_OUT, prompt_set
 from .place import Quiet, confirmed, processes, workspace_in
 
 # Some ten seconds a start on two idle cores, a minute where others work on them.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 B4K2 = Shape("ddtree", 4, 2)
 LOADS = [Load(1, HELD_OUT, 12, 2, 3), Load(2, HELD_OUT, 12, 6, 3)]
 
