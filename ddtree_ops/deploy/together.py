@@ -20,6 +20,8 @@ from ddtree_ops.errors import Bug, DdtreeError
 from ddtree_ops.exactness import Verdict
 
 POLL_S = 0.5
+#: How long a host's own reason is waited for when its applier is known to be gone.
+TOLD_S = 5.0
 #: (rank, the gate's verdict): what that node's host stores.
 ForHosts = Callable[[int, Verdict | None], dict[str, Any]]
 
@@ -189,7 +191,9 @@ class Together:
             health, txn = node.sealed["health"], node.sealed["txn"]
             lock = node.link.agent.call("probe", model_paths=[], releases=[], port=int(health["port"])).get("lock")
             if not isinstance(lock, dict) or lock.get("txn") != txn or lock.get("alive") is not True:
-                raise Apart(f"{node.name}: its applier is gone")
+                with self._moved:  # its own words are on the way, if it had any
+                    self._moved.wait_for(lambda: self._failed is not None, timeout=TOLD_S)
+                raise self._apart() if self._failed is not None else Apart(f"{node.name}: its applier is gone")
 
     def _require_confirmed(self) -> None:
         for node, one in zip(self._nodes[1:], self._ends[1:], strict=True):

@@ -31,10 +31,6 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
         level=arguments.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
     )
-    # Until it serves, a signal ends it in the kernel: an exception out of a handler gets lost in torch's import, which
-    # catches all, and out of its C++ it aborts the process.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return _serve(arguments)
     except ArgumentError as error:
@@ -137,6 +133,10 @@ def _read_key(path: Path) -> str:
 
 
 if __name__ == "__main__":
+    # Until it serves, a signal ends it in the kernel: an exception out of a handler gets lost in torch's import, which
+    # catches all, and out of its C++ it aborts the process.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = main()
     logging.shutdown()
     # The step loop's thread may be inside a long matrix product; the interpreter's own exit would wait or crash on it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from starlette.types import ASGIApp
 log = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Loop(Protocol):
@@ -61,14 +61,15 @@ class Server:
         )
         self._uvicorn = _Uvicorn(config, loop)
         loop.start()
-        stopped = False
+        stopped, before = False, [signal.signal(number, _stop) for number in _SIGNALS]
         try:
-            _on_signals(_stop)
             # uvicorn has handlers of its own meanwhile, and raises the signal that ended it once more.
             self._uvicorn.run(sockets=[listener])
-            _on_signals(signal.SIG_IGN)
         except _Stopped:
             stopped = True
+        finally:
+            for number, handler in zip(_SIGNALS, before, strict=True):
+                signal.signal(number, handler)
         loop.stop("the server has stopped")
         loop.join(timeout=0.5)
         if self._failure is not None:
@@ -86,13 +87,9 @@ class _Stopped(BaseException):
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
-    _on_signals(signal.SIG_IGN)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # one is enough
     raise _Stopped
-
-
-def _on_signals(action: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, action)
 
 
 class _Uvicorn(uvicorn.Server):

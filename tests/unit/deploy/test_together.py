@@ -173,6 +173,29 @@ def test_an_engine_that_dies_during_the_gate_brings_all_back(two: Nodes) -> None
     assert "node1: gate: the service died after it was healthy" in ends[0].end["reason"]
 
 
+def test_a_host_that_is_slow_to_tell_its_reason_is_heard(two: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its applier is seen to be gone before its last words are here."""
+    prompt = Together._watcher
+
+    def slow(together: Together, rank: int) -> Callable[[dict[str, Any]], None]:
+        saw = prompt(together, rank)
+
+        def late(entry: dict[str, Any]) -> None:
+            if rank == 1 and (entry.get("event") == "fail" or entry.get("step") == "recover"):
+                time.sleep(2)
+            saw(entry)
+
+        return late
+
+    def kill() -> None:
+        os.kill(two.boxes[1].probe()["active"]["pid"], signal.SIGKILL)
+        two.boxes[1].end("txn-2")
+
+    monkeypatch.setattr(Together, "_watcher", slow)
+    ends = two.run(two.plans(), gate=kill)
+    assert "node1: gate: the service died after it was healthy" in ends[0].end["reason"]
+
+
 @pytest.mark.parametrize("during", ["health", "gate"])
 def test_ctrl_c_brings_all_back(two: Nodes, during: str) -> None:
     load = {"who": "txn-2", "load": "6" if during == "health" else "0"}

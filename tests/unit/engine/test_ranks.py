@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -250,7 +251,9 @@ def test_ranks_that_go_after_a_stop_are_no_failure(by_itself: bool) -> None:
         listener.bind(("127.0.0.1", 0))
         server = Server()
         loop = Failing(server, by_itself)
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         assert server.serve_until_stopped(create_follower_app(), loop, listener) == int(by_itself)
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_a_name_that_nobody_knows_yet_is_asked_again_and_said_once(
