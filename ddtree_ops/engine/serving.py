@@ -61,8 +61,10 @@ class Server:
         )
         self._uvicorn = _Uvicorn(config, loop)
         loop.start()
-        stopped, before = False, [signal.signal(number, _stop) for number in _SIGNALS]
+        stopped, before = False, [signal.getsignal(number) for number in _SIGNALS]
         try:
+            for number in _SIGNALS:
+                signal.signal(number, _stop)
             # uvicorn has handlers of its own meanwhile, and raises the signal that ended it once more.
             self._uvicorn.run(sockets=[listener])
         except _Stopped:

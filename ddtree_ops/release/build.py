@@ -220,7 +220,7 @@ def _wheel_files(
 
     Each wheel's RECORD is written anew for what is kept of it: packages find their libraries through it.
     """
-    from .wheels import PROGRAMS, Member, members, programs, record_name, record_text, unpack
+    from .wheels import Member, installed, record_name, record_text, unpack
 
     files: dict[str, dict[str, Any]] = {}
     left_out: dict[Rule, list[int]] = {}
@@ -228,7 +228,7 @@ def _wheel_files(
     packages = site_packages(inputs.lock.python)
     for wheel in wheels:
         own: list[Member] = []
-        for member in [*members(wheel), *programs(wheel)]:
+        for member in installed(wheel):
             rule = left_out_by(member.path, inputs.choice.trim)
             if rule is None:
                 own.append(member)
@@ -242,13 +242,8 @@ def _wheel_files(
         _add(files, f"{packages}/{record}", {"sha256": sha256, "size": size, "mode": 0o644})
     total, done = sum(member.size for member in kept), 0
     for member in unpack(kept, cache):
-        program = member.executable or member.path.startswith(PROGRAMS)
-        mode = 0o755 if program else 0o644
-        _add(
-            files,
-            posixpath.normpath(f"{packages}/{member.path}"),
-            {"sha256": member.sha256, "size": member.size, "mode": mode},
-        )
+        path, mode = posixpath.normpath(f"{packages}/{member.path}"), 0o755 if member.executable else 0o644
+        _add(files, path, {"sha256": member.sha256, "size": member.size, "mode": mode})
         done += member.size
         progress("building the release", done, total)
     return files, left_out

@@ -38,15 +38,15 @@ class Member:
 
 def members(wheel: Path) -> list[Member]:
     """The files that a wheel installs below site-packages, RECORD apart. Raises Failed as `entries` does."""
-    return [member for member in entries(wheel) if member.path and not member.path.startswith(PROGRAMS)]
+    return [member for member in installed(wheel) if not member.path.startswith(PROGRAMS)]
 
 
-def programs(wheel: Path) -> list[Member]:
-    """What a wheel installs into the venv's ``bin/``, scripts apart, which name an interpreter: no engine starts one.
+def installed(wheel: Path) -> list[Member]:
+    """`members`, and programs for the venv's ``bin/``. Not scripts, which name an interpreter: no engine starts one.
 
     FlashInfer runs ninja by name when it compiles, and ninja's wheel is little else than that program.
     """
-    return [member for member in entries(wheel) if member.path.startswith(PROGRAMS)]
+    return [member for member in entries(wheel) if member.path]
 
 
 def entries(wheel: Path) -> list[Member]:
@@ -80,7 +80,7 @@ def entries(wheel: Path) -> list[Member]:
         sha256, size = record[info.filename]
         if size != info.file_size:
             raise Failed(f"{wheel.name}: {info.filename!r} has {info.file_size} bytes, RECORD says {size}")
-        executable = bool(info.external_attr >> 16 & 0o111)
+        executable = bool(info.external_attr >> 16 & 0o111) or (path or "").startswith(PROGRAMS)
         found.append(Member(wheel, info.filename, path or "", sha256, info.file_size, executable))
     return found
 

@@ -303,17 +303,12 @@ def identity(deployment: Deployment, plan: Plan, seen: Facts) -> dict[str, Any]:
     """What two cells must have in common to stand in one table, the shape and the load apart."""
     profile, cards = deployment.profile, deployment.host.gpus
     models = plan.meta.get("models") or {}
-
-    def of(path: str | None) -> str | None:
-        told = json.dumps(models.get(path) or path, sort_keys=True)  # a path in the release is told by that
-        return None if path is None else hashlib.sha256(told.encode()).hexdigest()[:12]
-
     return {
         "engine": profile.engine,
         "release": plan.release,
         "model": profile.model,
-        "weights": of(profile.model),
-        "drafter": of(profile.drafter),
+        "weights": _weights(models, profile.model),
+        "drafter": None if profile.drafter is None else _weights(models, profile.drafter),
         "dtype": profile.dtype,
         "tp": profile.tp,
         "pp": profile.pp,
@@ -322,3 +317,9 @@ def identity(deployment: Deployment, plan: Plan, seen: Facts) -> dict[str, Any]:
         "driver": seen.system.driver,
         "machine": f"{seen.system.hostname} {seen.system.machine}",
     }
+
+
+def _weights(models: Mapping[str, Any], path: str) -> str:
+    """A hash of what the plan knows of a model; of its path where it lies in the release, which tells the rest."""
+    told = json.dumps(models.get(path) or path, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]

@@ -86,6 +86,12 @@ class Guarded:
         assert changed
         assert self.untouched()
 
+    def takes(self, release: Release) -> None:
+        """With room again it is shipped after all."""
+        self.empty()
+        ship(self.line, release)
+        assert whole(self.host, release)
+
     def fill(self, leave: int) -> None:
         """Leave so many MiB free below the root."""
         free = int(self.host.sh(f"df -B1M --output=avail {ROOT} | tail -1"))
@@ -153,9 +159,7 @@ def test_a_disk_of_staging_that_fills_up_meanwhile(guarded: Guarded) -> None:
     guarded.refused_meanwhile(release, "no space left", lambda: guarded.host.sh(full))
     assert guarded.host.sh(f"find {STAGING} -name '*.part'") == ""
     guarded.host.sh(f"umount {STAGING}; rmdir {STAGING}")
-    guarded.empty()
-    ship(guarded.line, release)
-    assert whole(guarded.host, release)
+    guarded.takes(release)
 
 
 @pytest.mark.timeout(600)
@@ -167,9 +171,7 @@ def test_a_disk_of_staging_that_fills_up_meanwhile(guarded: Guarded) -> None:
 def test_a_disk_of_releases_that_fills_up_meanwhile(guarded: Guarded, left: int, words: str) -> None:
     release = bigger(guarded.first, 60)
     guarded.refused_meanwhile(release, words, lambda: guarded.fill(left))
-    guarded.empty()
-    ship(guarded.line, release)
-    assert whole(guarded.host, release)
+    guarded.takes(release)
 
 
 @pytest.mark.timeout(600)
@@ -182,9 +184,7 @@ def test_a_disk_that_is_full_when_the_release_is_made(guarded: Guarded) -> None:
     beside.start()
     guarded.refused(release, "no space left", sent=True)
     beside.join()
-    guarded.empty()
-    ship(guarded.line, release)
-    assert whole(guarded.host, release)
+    guarded.takes(release)
 
 
 def test_a_read_only_root(guarded: Guarded) -> None:

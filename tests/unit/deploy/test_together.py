@@ -69,6 +69,11 @@ class Nodes:
     def who(self) -> list[str | None]:
         return [box.who() for box in self.boxes]
 
+    def kill_other(self) -> None:
+        """The engine of the second node dies; its host is done with that before this returns."""
+        os.kill(self.boxes[1].probe()["active"]["pid"], signal.SIGKILL)
+        self.boxes[1].end("txn-2")
+
     def undisturbed(self) -> bool:
         """Whether no node stopped what it ran."""
         return not any("stop begin" in box.steps("txn-2") for box in self.boxes)
@@ -164,11 +169,7 @@ def test_an_applier_that_dies_during_the_gate_brings_all_back(two: Nodes, dying:
 
 
 def test_an_engine_that_dies_during_the_gate_brings_all_back(two: Nodes) -> None:
-    def kill() -> None:
-        os.kill(two.boxes[1].probe()["active"]["pid"], signal.SIGKILL)
-        two.boxes[1].end("txn-2")
-
-    ends = two.run(two.plans(), gate=kill)
+    ends = two.run(two.plans(), gate=two.kill_other)
     assert events(ends) == ["recovered"] * 2 and two.who() == ["txn-1"] * 2
     assert "node1: gate: the service died after it was healthy" in ends[0].end["reason"]
 
@@ -187,12 +188,8 @@ def test_a_host_that_is_slow_to_tell_its_reason_is_heard(two: Nodes, monkeypatch
 
         return late
 
-    def kill() -> None:
-        os.kill(two.boxes[1].probe()["active"]["pid"], signal.SIGKILL)
-        two.boxes[1].end("txn-2")
-
     monkeypatch.setattr(Together, "_watcher", slow)
-    ends = two.run(two.plans(), gate=kill)
+    ends = two.run(two.plans(), gate=two.kill_other)
     assert "node1: gate: the service died after it was healthy" in ends[0].end["reason"]
 
 

@@ -13,7 +13,7 @@ from ddtree_ops.errors import Failed
 from ddtree_ops.release.cache import Cache
 from ddtree_ops.release.fetch import fetch, target_options
 from ddtree_ops.release.lock import Lock, Pin
-from ddtree_ops.release.wheels import PROGRAMS, members, programs, unpack
+from ddtree_ops.release.wheels import PROGRAMS, installed, members, unpack
 
 from .wheelwright import LINK, PROGRAM, lock_of, make_wheel
 
@@ -49,14 +49,16 @@ def test_programs_are_what_belongs_into_bin_but_no_scripts(tmp_path: Path) -> No
     """Whatever their mode says: zip files made on other systems have none."""
     files = {"scripts/ninja": b"\x7fELF", "scripts/cli": b"#!python\n", "scripts/deep/er": b"\x7fELF", "data/x": b"x"}
     wheel = make_wheel(tmp_path, "pkg", {f"pkg-1.0.data/{name}": content for name, content in files.items()})
-    assert [member.path for member in programs(wheel)] == [f"{PROGRAMS}ninja"]
+    found = [member for member in installed(wheel) if member not in members(wheel)]
+    assert [member.path for member in found] == [f"{PROGRAMS}ninja"]
+    assert found[0].executable
 
 
 def test_a_program_that_record_does_not_have_is_refused(tmp_path: Path) -> None:
     name = "pkg-1.0.data/scripts/ninja"
     wheel = make_wheel(tmp_path, "pkg", {name: b"1"}, record={name: b"2"})
     with pytest.raises(Failed):
-        list(unpack(programs(wheel), Cache(tmp_path / "cache")))
+        list(unpack(installed(wheel), Cache(tmp_path / "cache")))
 
 
 def test_content_comes_out_as_recorded(tmp_path: Path) -> None:
