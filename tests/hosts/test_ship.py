@@ -211,11 +211,10 @@ def test_the_reference_release_runs_on_a_host(line: Line, testhost: TestHost) ->
     report = ship(line, release)
     took = time.monotonic() - start
     print(f"{report} in {took:.1f} s")
-    assert report.bytes_sent < report.bytes_total / 2
+    # How much less depends on which is faster here, the link or a core that compresses (tests/unit/remote/test_pack).
+    assert 0 < report.bytes_sent < report.bytes_total
     python = f"{ROOT}/releases/{release.id}/venv/bin/python"
     said = testhost.sh(f"{python} -I -c 'import torch, ddtree_ops.engine; print(torch.ones(2) @ torch.ones(2))'")
     assert said == "tensor(2.)\n"
     assert testhost.sh(f"{python} -I -m ddtree_ops.engine --help").startswith("usage:")
-    start = time.monotonic()
     assert ship(line, release).bytes_sent == 0
-    assert time.monotonic() - start < 5

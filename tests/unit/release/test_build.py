@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -122,7 +121,6 @@ def test_what_was_built_is_answered_from_the_cache(tmp_path: Path) -> None:
     lock = lock_of(*Cache(tmp_path / "cache").wheels.iterdir())
     shutil.rmtree(tmp_path / "cache/wheels")
     calls: list[str] = []
-    start = time.monotonic()
     again = build(
         REFERENCE,
         cache=Cache(tmp_path / "cache"),
@@ -132,7 +130,6 @@ def test_what_was_built_is_answered_from_the_cache(tmp_path: Path) -> None:
     )
     assert again.manifest == release.manifest
     assert not calls
-    assert time.monotonic() - start < 0.5
 
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
