@@ -1,6 +1,8 @@
 # make demo    the whole story on this machine, no GPU, no root
 # make test    what the tests need is installed into .venv, then they run; HOSTS=1 adds real test hosts (root) and SLOW=1,
 #                     LONG=1 what takes minutes each
+#                     ORDER=random runs them in another order each time; pytest says the seed
+# make coverage       the tests once more, counted: branch coverage into results/tests/coverage.txt
 # make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
 #                     the slim sm_90 release (downloads about 500 MB once)
 # make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)
@@ -16,14 +18,23 @@ export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
 
-.PHONY: demo test lint clean gate-report fault-matrix release-check
+.PHONY: demo test coverage lint clean gate-report fault-matrix release-check
 demo: .venv-demo/ready
 	.venv-demo/bin/ddtree build --engine reference
 	.venv-demo/bin/ddtree demo
 
 test: .venv/ready lint
 	$(if $(HOSTS),tests/hosts/install-needs)
-	.venv/bin/python -m pytest -n $(WORKERS)
+	.venv/bin/python -m pytest -n $(WORKERS) $(if $(filter random,$(ORDER)),-p randomly)
+
+coverage: .venv/ready
+	rm -rf .local/coverage results/tests/coverage.txt
+	mkdir -p .local/coverage results/tests
+	.venv/bin/coverage run -m pytest -n $(WORKERS) $(if $(filter random,$(ORDER)),-p randomly) \
+	    --deselect tests/unit/host/test_deploy.py::test_the_lease_is_kept_on_a_full_disk  # coverage writes there
+	.venv/bin/coverage combine -q
+	.venv/bin/coverage report --skip-covered --sort=cover > results/tests/coverage.txt
+	grep TOTAL results/tests/coverage.txt
 
 lint: .venv/ready
 	.venv/bin/ruff check .

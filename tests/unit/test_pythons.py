@@ -15,7 +15,18 @@ import pytest
 CHECKOUT = Path(__file__).parents[2]
 NEXT = ("3.12", "3.13")
 #: Folders of tests that need nothing beyond the CLI's own dependencies.
-PLAIN = ("tests/unit/units", "tests/unit/deploy/test_plan.py", "tests/unit/model/test_nodes.py")
+PLAIN = (
+    "tests/unit/units/test_escape.py",
+    "tests/unit/units/test_render.py",
+    "tests/unit/deploy/test_plan.py",
+    "tests/unit/deploy/test_planfile.py",
+    "tests/unit/model",
+    "tests/unit/cli/test_cli.py",
+    "tests/unit/cli/test_complete.py",
+    "tests/unit/cli/test_help.py",
+    "tests/unit/remote/test_agent.py",
+    "tests/unit/snapshot",
+)
 
 
 def interpreter(version: str) -> str | None:
@@ -60,7 +71,7 @@ def test_the_versions_that_are_tried_are_those_that_it_says() -> None:
     assert {one for one in said["classifiers"] if "Python :: 3." in one} == tried
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", NEXT)
 def test_a_later_python_runs_it(version: str, wheel: Path, tmp_path: Path) -> None:
@@ -93,7 +104,7 @@ def test_a_later_python_runs_it(version: str, wheel: Path, tmp_path: Path) -> No
     assert " passed" in told and "failed" not in told
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_pipx_installs_it_as_a_tool(wheel: Path, tmp_path: Path) -> None:
     made = tmp_path / "pipx"

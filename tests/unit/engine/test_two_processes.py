@@ -78,10 +78,12 @@ Service = Callable[[str], tuple[Engine, Engine]]
 
 @pytest.fixture(scope="module")
 def service(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The two ranks that serve the trained pair in a mode, started once."""
+    """The two ranks that serve the trained pair in a mode, started once, and again where a test ended them."""
     started: dict[str, Ranks] = {}
 
     def of(mode: str) -> tuple[Engine, Engine]:
+        if mode in started and any(engine.process.poll() is not None for engine in started[mode].engines):
+            started.pop(mode).close()
         if mode not in started:
             started[mode] = Ranks(tmp_path_factory.mktemp("ranks"))
             for _ in range(2):
