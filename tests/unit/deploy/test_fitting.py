@@ -43,6 +43,14 @@ def test_the_reference_engine_runs_on_cpus_whatever_gpus_its_host_has(ct200: Dep
     assert (ct200.host.gpus.arch, found.arch) == ("sm_120", "none")
 
 
+def test_a_host_without_gpus_is_asked_for_no_driver(tmp_path: Path) -> None:
+    init_workspace(tmp_path)
+    plain = resolve(load_workspace(tmp_path), "ct200")
+    host = msgspec.structs.replace(plain.host, gpus=msgspec.structs.replace(plain.host.gpus, arch="none"))
+    bare = msgspec.structs.replace(plain, host=host)
+    assert fitting(bare, msgspec.structs.replace(UBUNTU, driver="")).arch == "none"
+
+
 def test_another_python_of_the_host_will_do(ct200: Deployment) -> None:
     more = msgspec.structs.replace(UBUNTU, python="3.13.5", pythons=["3.11", "3.12", "3.13"])
     assert fitting(ct200, more).python == "3.12"

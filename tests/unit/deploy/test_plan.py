@@ -386,3 +386,8 @@ def test_a_base_that_no_gpu_has_proven_is_named_in_every_plan(ct200: Deployment)
     runs = make_plan(newest, RELEASE, facts(deployed_host(newest)))
     assert not runs.changes and any(note.startswith(said) for note in runs.notes)
     assert not any("No GPU" in note for note in make_plan(ct200, RELEASE, facts(empty_host())).notes)
+
+
+def test_a_unit_whose_generation_is_gone_is_not_taken_for_ours(ct200: Deployment) -> None:
+    reply = deployed_host(ct200, generation=None)
+    assert find_drift(facts(reply), "systemd") == ["/etc/systemd/system/x.service exists and ddtree did not make it"]

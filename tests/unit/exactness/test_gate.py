@@ -122,6 +122,8 @@ def test_corrupt_kv_left_in_the_cache_shows_in_the_second_turn(toy: Toy, plan: M
     assert verdict.kind is Kind.FAIL
     assert {f.method for f in verdict.findings} == {"second-turn"}
     assert verdict.counts.second_turns_differing == 10
+    # one for each answer that differs from the fresh one, beside those of the target's scores
+    assert sum(f.position == 2 and f.severity == "fail" for f in verdict.findings) == 2 * 10
 
 
 @pytest.mark.parametrize(

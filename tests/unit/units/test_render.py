@@ -88,6 +88,26 @@ def test_what_the_server_must_show(tmp_path: Path) -> None:
     assert (kimi["tp_size"], kimi["disable_cuda_graph"], kimi["attention_backend"]) == (2, True, "triton")
 
 
+def test_each_value_is_looked_for_under_the_name_that_a_server_has_for_it(tmp_path: Path) -> None:
+    """A name that no server shows would compare nothing with nothing."""
+    extra = 'tp: 2\nep: 2\ncontext_length: 4096\nmax_running_requests: 16\nladder: "8:4"\n'
+    assert expectations(deployment(tmp_path, extra, base="kimi-k26").profile) == {
+        "dtype": "bfloat16",
+        "speculative_algorithm": "DDTREE",
+        "speculative_num_draft_tokens": 9,
+        "speculative_ddtree_budget": 8,
+        "speculative_ddtree_topk": 4,
+        "speculative_ddtree_ladder": "8:4",
+        "context_length": 4096,
+        "max_running_requests": 16,
+        "tp_size": 2,
+        "pp_size": 1,
+        "ep_size": 2,
+        "attention_backend": "triton",
+        "disable_cuda_graph": False,
+    }
+
+
 def test_sglang_is_launched_with_what_the_profile_says(tmp_path: Path) -> None:
     extra = "tp: 2\nep: 2\nmemory_fraction: 0.7\ncontext_length: 4096\ncuda_graph: false\n"
     argv = launch(deployment(tmp_path, extra, base="kimi-k26"), RELEASE).argv
