@@ -199,16 +199,10 @@ def test_an_id_outside_the_vocabulary_is_never_sent_back(toy: Toy, plan: Make) -
 
 def test_every_second_prompt_fills_whole_pages_before_its_second_turn(toy: Toy, plan: Make) -> None:
     toy.info["page_size"] = 16
-    assert run_gate(plan(mixed=False)).kind is Kind.EXACT
+    assert run_gate(plan(mixed=False, max_new_tokens=27)).kind is Kind.EXACT
     generated = [r for r in toy.requests if r["kind"] == "generate" and "stop_token_ids" not in r["sampling_params"]]
     sizes = [len(r["input_ids"]) + r["sampling_params"]["max_new_tokens"] for r in generated[10:20]]
     assert sum(size % 16 == 0 for size in sizes) >= 5 and sum(size % 16 != 0 for size in sizes) >= 3
-
-
-def test_a_stop_token_inside_an_output_fails(toy: Toy, plan: Make) -> None:
-    toy.choose = lambda ids, index, in_flight: 17 if index == 4 else ranked(ids)[0]
-    verdict = run_gate(plan(stop_token_ids=(17,)))
-    assert "stop-inside" in codes(verdict, "fail")
 
 
 def test_outputs_that_are_the_same_for_every_prompt_fail(toy: Toy, plan: Make) -> None:

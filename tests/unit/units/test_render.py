@@ -10,6 +10,7 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddtree_ops.engine.arguments import parse_arguments
@@ -163,6 +164,12 @@ def test_a_key_is_a_credential_and_in_no_file(tmp_path: Path) -> None:
     files = render(found, RELEASE, 1).files
     assert directive(files["unit"], "LoadCredential") == ["api-key:/etc/key%%"]
     argv = launch(found, RELEASE).argv
+    assert (
+        argv[:-2]
+        == launch(
+            msgspec.structs.replace(found, profile=msgspec.structs.replace(found.profile, api_key=None)), RELEASE
+        ).argv
+    )
     assert argv[argv.index("--api-key-file") + 1] == "/run/credentials/one.service/api-key"
     assert json.loads(files["profile.json"])["api_key"] == {"file": "/etc/key%"}
 
