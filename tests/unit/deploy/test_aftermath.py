@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ddtree_ops.deploy import aftermath
@@ -103,6 +105,25 @@ def test_a_restore_that_failed_names_what_to_run(told: Told) -> None:
     assert isinstance(error, NeedsHand) and error.message == "ct200: the restore failed: disk"
     assert error.hint.splitlines()[0] == "systemctl start x"
     assert told({"event": "needs-hand"}).hint.splitlines()[0] == "ddtree recover --host ct200"
+
+
+def test_nodes_that_are_mixed_name_each_and_the_deploy_that_mends_it(ct200: Deployment) -> None:
+    plan: Plan = make_plan(ct200, RELEASE, facts(empty_host()))
+    both = replace(plan, others=(replace(plan, host="b300"),))
+    other = msgspec.structs.replace(ct200, host=msgspec.structs.replace(ct200.host, name="b300"))
+    one = SimpleNamespace(deployment=other)
+    session = cast(Session, SimpleNamespace(deployment=ct200, every=[SimpleNamespace(deployment=ct200), one]))
+    lost = Attended("t1", {}, None, [], error=Failed("no answer"))
+    ended = Attended("t1", {"event": "confirmed"}, None, [], others=(lost,))
+    with pytest.raises(NeedsHand) as caught:
+        conclude(session, both, ended, Heard())
+    assert caught.value.message == (
+        "sglang-k26-ddtree is mixed: ct200 has confirmed generation 1; b300 goes back by itself (no answer); "
+        "its nodes do not meet, so nothing is served"
+    )
+    which = "--host ct200 --service sglang-k26-ddtree"
+    lines = caught.value.hint.splitlines()
+    assert lines[:2] == [f"ddtree deploy {which}", f"ddtree status {which}"] and lines[2].endswith("b300/t1.json")
 
 
 def test_the_evidence_has_all_that_is_known(ct200: Deployment) -> None:

@@ -44,7 +44,8 @@ class Scripted(Session):
 
     def plan(self, options: Options, seen: Facts | None = None, why: str = "") -> tuple[Plan, Facts]:
         assert seen is not None
-        return make_plan(self.deployment, RELEASE, seen, known=Known(why=why)), seen
+        allowed = {"adopt": options.adopt, "overwrite": options.overwrite}
+        return make_plan(self.deployment, RELEASE, seen, known=Known(why=why), **allowed), seen
 
 
 @pytest.fixture
@@ -95,6 +96,16 @@ def test_a_change_of_one_node_changes_all_and_they_meet_elsewhere(two: Deploymen
     assert plan.others[0].reasons == ("the service is failed",)
     assert meeting(it) == {20010}
     assert all('"--dist-init-addr" "10.0.0.1:20010"' in one.files["unit"] for one in plan.every)
+
+
+def test_what_the_operator_allowed_holds_at_every_node(two: Deployment) -> None:
+    """An edit at the second node is drift there; to overwrite it was said once, for the service."""
+    edited = deployed(two.others[0])
+    edited["unit"] |= {"sha256": "0" * 64}
+    for allowed in (Options(), Options(overwrite=True)):
+        plan, _ = nodes.planned(session(two, deployed(two), edited), allowed)
+        assert [one.overwrite for one in plan.every] == [allowed.overwrite] * 2
+        assert [bool(one.drift) for one in plan.every] == [False, not allowed.overwrite]
 
 
 def test_mixed_nodes_are_brought_together_at_a_port_that_neither_uses(two: Deployment) -> None:

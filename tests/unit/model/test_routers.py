@@ -58,13 +58,25 @@ def test_a_change_behind_a_router_is_none_of_the_router(tmp_path: Path) -> None:
 def test_the_unit_starts_sglang_router(tmp_path: Path) -> None:
     text = ROUTED + "      policy: power_of_two\n      drain_timeout_s: 7\n      metrics_port: 29001\n"
     started = launch(resolve(workspace(tmp_path, text), "front"), "0" * 16)
-    line = " ".join(started.argv[1:])
-    assert line.startswith(
-        "-m sglang_router.launch_router --host 127.0.0.1 --port 30080 --worker-urls http://192.0.2.7"
-    )
-    for words in ("--policy power_of_two", "--prometheus-port 29001", "--shutdown-grace-period-secs 7"):
-        assert words in line
-    assert "--retry-max-retries 17" in line  # 50 s until both health checks failed
+    assert started.argv[1:4] == ["-m", "sglang_router.launch_router", "--host"]
+    workers = started.argv.index("--worker-urls")
+    assert started.argv[workers + 1 : workers + 3] == ["http://192.0.2.7:30000", "http://192.0.2.8:30000"]
+    given = started.argv[3:workers] + started.argv[workers + 3 :]
+    assert given.pop() == "--disable-circuit-breaker"
+    assert dict(zip(given[::2], given[1::2], strict=True)) == {
+        "--host": "127.0.0.1",
+        "--port": "30080",
+        "--policy": "power_of_two",
+        "--prometheus-host": "127.0.0.1",
+        "--prometheus-port": "29001",
+        "--worker-startup-check-interval": "1",
+        "--health-check-interval-secs": "5",
+        "--health-check-timeout-secs": "20",
+        "--health-failure-threshold": "2",
+        "--health-success-threshold": "1",
+        "--retry-max-retries": "17",  # 50 s until the health checks failed
+        "--shutdown-grace-period-secs": "7",
+    }
     assert started.env["HF_ENDPOINT"] == "http://127.0.0.1:9"  # no tokenizer is ever fetched
     assert "DevicePolicy=closed" in render(resolve(workspace(tmp_path / "b", text), "front"), "0" * 16, 1).files["unit"]
 
