@@ -3,6 +3,8 @@
 #                     LONG=1 what takes minutes each
 #                     ORDER=random runs them in another order each time; pytest says the seed
 # make coverage       the tests once more, counted: branch coverage into results/tests/coverage.txt
+# make mutants        a sample of small changes to deploy, exactness and units, and which of them no test notices, into
+#                     results/tests/mutants.txt (half an hour on two cores)
 # make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
 #                     the slim sm_90 release (downloads about 500 MB once)
 # make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)
@@ -18,7 +20,7 @@ export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
 
-.PHONY: demo test coverage lint clean gate-report fault-matrix release-check
+.PHONY: demo test coverage mutants lint clean gate-report fault-matrix release-check
 demo: .venv-demo/ready
 	.venv-demo/bin/ddtree build --engine reference
 	.venv-demo/bin/ddtree demo
@@ -35,6 +37,10 @@ coverage: .venv/ready
 	.venv/bin/coverage combine -q
 	.venv/bin/coverage report --skip-covered --sort=cover > results/tests/coverage.txt
 	grep TOTAL results/tests/coverage.txt
+
+mutants: .venv/ready
+	.venv/bin/pip install -q "mutmut>=3.8,<4"
+	.venv/bin/python -m tests.mutants
 
 lint: .venv/ready
 	.venv/bin/ruff check .

@@ -10,7 +10,7 @@ from ddtree_ops.data import data_dir
 from ddtree_ops.model.stored import profile_to_json, two_space_json
 from ddtree_ops.model.types import Deployment
 from ddtree_ops.units import escape
-from ddtree_ops.units.launch import API_KEY, launch, release_path, uses_gpus
+from ddtree_ops.units.launch import API_KEY, launch, uses_gpus
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -40,7 +40,6 @@ def render(deployment: Deployment, release_id: str, generation: int) -> Rendered
     unit = _template(UNIT).render(
         **shared,
         user=SERVICE_USER,
-        release=release_path(deployment, release_id),
         environment_file=f"{here}/env",
         argv=started.argv,
         cwd=started.cwd,
