@@ -16,6 +16,7 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # processes that the tests are spread over; many tests wait for something, so more than two cores' worth
 WORKERS ?= 3
+SPREAD = -n $(WORKERS) $(if $(filter random,$(ORDER)),-p randomly)
 export PIP_CACHE_DIR := $(CURDIR)/.local/pip
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export XDG_CACHE_HOME := $(CURDIR)/.local/cache
@@ -27,12 +28,12 @@ demo: .venv-demo/ready
 
 test: .venv/ready lint
 	$(if $(HOSTS),tests/hosts/install-needs)
-	.venv/bin/python -m pytest -n $(WORKERS) $(if $(filter random,$(ORDER)),-p randomly)
+	.venv/bin/python -m pytest $(SPREAD)
 
 coverage: .venv/ready
 	rm -rf .local/coverage results/tests/coverage.txt
 	mkdir -p .local/coverage results/tests
-	.venv/bin/coverage run -m pytest -n $(WORKERS) $(if $(filter random,$(ORDER)),-p randomly) \
+	.venv/bin/coverage run -m pytest $(SPREAD) \
 	    --deselect tests/unit/host/test_deploy.py::test_the_lease_is_kept_on_a_full_disk  # coverage writes there
 	.venv/bin/coverage combine -q
 	.venv/bin/coverage report --skip-covered --sort=cover > results/tests/coverage.txt

@@ -14,7 +14,7 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 NEXT = ("3.12", "3.13")
-#: Folders of tests that need nothing beyond the CLI's own dependencies.
+#: Tests that need nothing beyond the CLI's own dependencies.
 PLAIN = (
     "tests/unit/units/test_escape.py",
     "tests/unit/units/test_render.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,8 +18,9 @@ from ddtree_ops.deploy.plan import Plan, make_plan
 from ddtree_ops.deploy.session import Session
 from ddtree_ops.errors import DdtreeError, Failed, NeedsHand, RolledBack
 from ddtree_ops.exactness.verdict import Kind
-from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
+from ddtree_ops.model import Deployment
 
+from .test_attend import Quiet
 from .test_plan import RELEASE, empty_host
 
 JOURNAL = [
@@ -28,26 +28,6 @@ JOURNAL = [
     {"seq": 2, "step": "evidence", "event": "done", "where": "/opt/ddtree/evidence/2"},
     {"seq": 3, "step": "confirm", "event": "done"},
 ]
-
-
-class Heard:
-    """A Ui whose words can be asked for."""
-
-    def __init__(self) -> None:
-        self.warned: list[str] = []
-
-    def step(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-    def progress(self, label: str, done: int, total: int) -> None: ...
-
-
-@pytest.fixture
-def ct200(tmp_path: Path) -> Deployment:
-    init_workspace(tmp_path)
-    return resolve(load_workspace(tmp_path), "ct200", None, None)
 
 
 Told = Callable[..., DdtreeError]
@@ -62,7 +42,7 @@ def told(ct200: Deployment, monkeypatch: pytest.MonkeyPatch) -> Told:
     def of(end: dict[str, Any], again: tuple[Kind, str] | None = None) -> DdtreeError:
         monkeypatch.setattr(aftermath, "prove_again", lambda session, generation, ui: again)
         with pytest.raises(DdtreeError) as caught:
-            conclude(session, plan, Attended("t1", end, None, JOURNAL), Heard())
+            conclude(session, plan, Attended("t1", end, None, JOURNAL), Quiet())
         return caught.value
 
     return of
@@ -116,7 +96,7 @@ def test_nodes_that_are_mixed_name_each_and_the_deploy_that_mends_it(ct200: Depl
     lost = Attended("t1", {}, None, [], error=Failed("no answer"))
     ended = Attended("t1", {"event": "confirmed"}, None, [], others=(lost,))
     with pytest.raises(NeedsHand) as caught:
-        conclude(session, both, ended, Heard())
+        conclude(session, both, ended, Quiet())
     assert caught.value.message == (
         "sglang-k26-ddtree is mixed: ct200 has confirmed generation 1; b300 goes back by itself (no answer); "
         "its nodes do not meet, so nothing is served"
@@ -128,7 +108,7 @@ def test_nodes_that_are_mixed_name_each_and_the_deploy_that_mends_it(ct200: Depl
 
 def test_the_evidence_has_all_that_is_known(ct200: Deployment) -> None:
     ended = Attended("t1", BACK, None, JOURNAL)
-    lines = keep_evidence(ct200, ended, Heard(), (Kind.FAIL, "wrong"))
+    lines = keep_evidence(ct200, ended, Quiet(), (Kind.FAIL, "wrong"))
     (path,) = ct200.workspace_path.rglob("ct200/t1.json")
     assert json.loads(path.read_text()) == {
         "host": "ct200",
@@ -144,6 +124,6 @@ def test_the_evidence_has_all_that_is_known(ct200: Deployment) -> None:
 
 def test_evidence_that_cannot_be_kept_is_said_and_stops_nothing(ct200: Deployment) -> None:
     (ct200.workspace_path / aftermath.FOLDER).write_text("in the way")
-    heard = Heard()
+    heard = Quiet()
     assert keep_evidence(ct200, Attended("t1", BACK, None, []), heard) == []
-    assert len(heard.warned) == 1 and heard.warned[0].startswith("the evidence is not kept here: ")
+    assert len(heard.said) == 1 and heard.said[0].startswith("the evidence is not kept here: ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,17 +14,11 @@ from ddtree_ops.deploy.facts import facts
 from ddtree_ops.deploy.plan import Known, Transfer, make_plan, seal, sha256
 from ddtree_ops.deploy.run import require_free_port, require_leave
 from ddtree_ops.errors import Failed
-from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
+from ddtree_ops.model import Deployment, load_workspace, resolve
 from ddtree_ops.units import render
 
 RELEASE = "0123456789abcdef"
 MODELS = {"/models/Kimi-K2.6": {"config_sha256": "aa"}, "/models/Kimi-K2.6-DFlash": {"config_sha256": "bb"}}
-
-
-@pytest.fixture
-def ct200(tmp_path: Path) -> Deployment:
-    init_workspace(tmp_path)
-    return resolve(load_workspace(tmp_path), "ct200", None, None)
 
 
 def with_profile(deployment: Deployment, name: str) -> Deployment:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from ddtree_ops.deploy.facts import facts
 from ddtree_ops.deploy.plan import make_plan, seal
-from ddtree_ops.model import Deployment, init_workspace, load_workspace, resolve
+from ddtree_ops.model import Deployment
 
 from .test_plan import RELEASE, deployed_host, with_profile
-
-
-@pytest.fixture
-def ct200(tmp_path: Path) -> Deployment:
-    init_workspace(tmp_path)
-    return resolve(load_workspace(tmp_path), "ct200", None, None)
 
 
 def test_each_word_of_the_sealed_plan_is_what_the_host_takes_it_for(ct200: Deployment) -> None:

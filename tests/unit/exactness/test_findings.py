@@ -11,7 +11,7 @@ from ddtree_ops.exactness.findings import CONTEXT_TOKENS
 from ddtree_ops.exactness.judge import Position
 from ddtree_ops.exactness.plan import Load
 from ddtree_ops.exactness.render import _first
-from ddtree_ops.exactness.verdict import Finding
+from ddtree_ops.exactness.verdict import Finding, Severity
 
 LOAD = Load(8, True)
 EPS = 0.01
@@ -37,10 +37,10 @@ def of_difference(got: list[int], expected: list[int], *sides: list[Position] | 
 
 
 @pytest.mark.parametrize(("gaps", "severity"), [((0.004, 0.002), "near-tie"), ((0.002, 0.2), "fail")])
-def test_a_difference_is_judged_by_the_larger_gap(gaps: tuple[float, float], severity: str) -> None:
+def test_a_difference_is_judged_by_the_larger_gap(gaps: tuple[float, float], severity: Severity) -> None:
     mine, other = scores(1, 2, 3, gap=gaps[0]), scores(1, 2, 4, gap=gaps[1])
     assert of_difference([1, 2, 3], [1, 2, 4], mine, other) == Finding(
-        severity=severity,  # type: ignore[arg-type]
+        severity=severity,
         method="concurrency",
         prompt="p",
         concurrency=8,
@@ -67,7 +67,7 @@ def test_an_output_that_ends_earlier_is_a_failure_that_no_gap_explains() -> None
 
 
 @pytest.mark.parametrize("unscored", ["fail", "near-tie"])
-def test_without_scores_a_difference_is_what_the_caller_says(unscored: Any) -> None:
+def test_without_scores_a_difference_is_what_the_caller_says(unscored: Severity) -> None:
     found = of_difference([1, 3], [1, 4], None, None, unscored=unscored)
     assert (found.severity, found.gap, found.top_two_gap, found.before) == (unscored, None, None, "")
     shorter = of_difference([1], [1, 4], None, None, unscored=unscored)

@@ -164,12 +164,8 @@ def test_a_key_is_a_credential_and_in_no_file(tmp_path: Path) -> None:
     files = render(found, RELEASE, 1).files
     assert directive(files["unit"], "LoadCredential") == ["api-key:/etc/key%%"]
     argv = launch(found, RELEASE).argv
-    assert (
-        argv[:-2]
-        == launch(
-            msgspec.structs.replace(found, profile=msgspec.structs.replace(found.profile, api_key=None)), RELEASE
-        ).argv
-    )
+    keyless = msgspec.structs.replace(found, profile=msgspec.structs.replace(found.profile, api_key=None))
+    assert argv[:-2] == launch(keyless, RELEASE).argv
     assert argv[argv.index("--api-key-file") + 1] == "/run/credentials/one.service/api-key"
     assert json.loads(files["profile.json"])["api_key"] == {"file": "/etc/key%"}
 
