@@ -41,7 +41,8 @@ class Reply:
         total.output_logprobs += update.output_logprobs
         total.output_top += update.output_top
         total.cached_tokens = update.cached_tokens
-        total.verify_count, total.finish, total.failed = update.verify_count, update.finish, update.failed
+        total.verify_count, total.accepted = update.verify_count, update.accepted
+        total.finish, total.failed = update.finish, update.failed
 
     def render(self) -> dict[str, Any]:
         """{text, output_ids, meta_info}.
@@ -49,7 +50,7 @@ class Reply:
         meta_info.spec_accept_length is SGLang's: completion_tokens / spec_verify_ct. The first token comes from the
         prefill and is part of completion_tokens, tokens behind a stop are not; the server-wide gauge and
         avg_spec_accept_length count what verify steps committed and nothing else. Without verify steps (AR, or one
-        token) both keys are absent.
+        token) the keys are absent, and until the request has finished, as SGLang adds them up then.
         """
         total, item = self._total, self.item
         meta: dict[str, Any] = {
@@ -59,8 +60,9 @@ class Reply:
             "completion_tokens": len(total.output_ids),
             "cached_tokens": total.cached_tokens,
         }
-        if total.verify_count:
+        if total.verify_count and self.finished:
             meta["spec_verify_ct"] = total.verify_count
+            meta["spec_correct_drafts_histogram"] = total.accepted
             meta["spec_accept_length"] = len(total.output_ids) / total.verify_count
         if item.logprobs is not None:
             meta["input_token_logprobs"] = self._entries(total.input_logprobs)

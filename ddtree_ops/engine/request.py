@@ -56,7 +56,8 @@ class Update:
     """Progress of one request since its last update, safe to hand to another thread.
 
     verify_count and committed are totals since the request's start: decode steps that verified a draft, and the tokens
-    that they committed, those included that then fell behind a stop or the length limit.
+    that they committed, those included that then fell behind a stop or the length limit. accepted[n]: how many steps
+    accepted n drafts.
     finish: None while it runs, else SGLang's finish_reason: {type: length, length} | {type: stop, matched} |
     {type: abort, message}. `failed` marks an abort for which the engine, not the client, is to blame.
     cached_tokens: prompt tokens whose KV came from the prefix cache.
@@ -69,6 +70,7 @@ class Update:
     output_top: list[Top] = field(default_factory=list)
     verify_count: int = 0
     committed: int = 0
+    accepted: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     finish: dict[str, str | int] | None = None
     failed: bool = False

@@ -36,6 +36,7 @@ class _Running:
     generated: int = 0
     verify_count: int = 0
     committed: int = 0
+    accepted: list[int] = field(default_factory=list)
     pending: Update = field(default_factory=Update)
 
 
@@ -229,6 +230,9 @@ class Scheduler:
             if self._decoder.drafter is not None:
                 r.verify_count += 1
                 r.committed += len(tokens)
+                # the last token of a path is the target's own
+                r.accepted += [0] * (len(tokens) - len(r.accepted))
+                r.accepted[len(tokens) - 1] += 1
             if (wanted := r.request.logprobs) is not None:
                 scores, top = logprobs.of_tokens(result.logits[rows], tokens, wanted.top)
                 r.pending.output_logprobs += scores
@@ -276,6 +280,7 @@ class Scheduler:
 
     def _send(self, r: _Running) -> None:
         r.pending.verify_count, r.pending.committed = r.verify_count, r.committed
+        r.pending.accepted = list(r.accepted)
         r.pending.cached_tokens = r.lease.cached
         update, r.pending = r.pending, Update()
         r.request.sink(update)

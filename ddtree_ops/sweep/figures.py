@@ -13,6 +13,8 @@ from ddtree_ops.sweep.wire import Answer, Event
 from ddtree_ops.sweep.workload import loops
 
 PARTS = 20
+SEVERAL = 0.1
+"""Most of the steps that may have come with others in one chunk where the gaps between chunks are called steps."""
 
 
 def repeat_of(samples: Sequence[Sample], concurrency: int, eos: Collection[int] | None, *, closed: bool) -> Repeat:
@@ -22,11 +24,12 @@ def repeat_of(samples: Sequence[Sample], concurrency: int, eos: Collection[int] 
     end = max(sample.answer.events[-1].at for sample in ordered)
     tokens = sum(sample.answer.events[-1].tokens for sample in ordered)
     low, high = window(ordered, concurrency) if closed else (begin, end)
-    inside = sum(_inside(sample.answer, low, high)[0] for sample in ordered)
+    inside = sum(_inside(sample.answer, low, high) for sample in ordered)
     if inside < tokens / 2:
         low, high, inside = begin, end, tokens
+    shares = [_inside(sample.answer, low, high) / sample.answer.events[-1].tokens for sample in ordered]
     rows = [row_of(sample, eos) for sample in ordered]
-    steps = sum(_inside(sample.answer, low, high)[1] for sample in ordered)
+    steps = sum((row.steps or 0) * share for row, share in zip(rows, shares, strict=True))
     speculates = any(row.steps is not None for row in rows)
     committed, verified = _committed(rows)
     commits, unseen = commits_of([sample.answer for sample in ordered])
@@ -75,16 +78,17 @@ def row_of(sample: Sample, eos: Collection[int] | None) -> Row:
     answer, last = sample.answer, sample.answer.events[-1]
     ids = answer.body.get("output_ids") or []
     cached = answer.body.get("meta_info", {}).get("cached_tokens")
-    until, steps = last.tokens, last.steps
+    until, steps = last.tokens, answer.steps
     at = next((i for i, token in enumerate(ids) if eos and token in eos), None)
     if at is not None:
-        # the last event that holds nothing beyond the EOS: steps are known at events only
-        before = [event for event in answer.events if event.tokens <= at + 1]
-        until, steps = (before[-1].tokens, before[-1].steps) if before else (0, None if steps is None else 0)
+        # the last event that holds nothing beyond the EOS
+        before = [event for event in advancing(answer) if event.tokens <= at + 1]
+        until = before[-1].tokens if before else 0
+        steps = max(0, len(before) - 1) if one_step_each(answer) else None
     return Row(
         prompt=sample.prompt,
         tokens=last.tokens,
-        steps=last.steps,
+        steps=answer.steps,
         seconds=last.at - answer.sent,
         ttft=answer.events[0].at - answer.sent,
         until_eos=until,
@@ -100,11 +104,24 @@ def _committed(rows: Sequence[Row]) -> tuple[int, int]:
     return sum(row.until_eos - 1 for row in counted), sum(row.steps_until_eos or 0 for row in counted)
 
 
-def _inside(answer: Answer, low: float, high: float) -> tuple[int, int]:
-    """Tokens and verify steps that came after ``low`` and not after ``high``."""
-    before = max((event for event in answer.events if event.at <= low), key=lambda e: e.tokens, default=Event(0, 0, 0))
-    until = max((event for event in answer.events if event.at <= high), key=lambda e: e.tokens, default=before)
-    return max(0, until.tokens - before.tokens), max(0, (until.steps or 0) - (before.steps or 0))
+def _inside(answer: Answer, low: float, high: float) -> int:
+    """Tokens that came after ``low`` and not after ``high``."""
+    before = max((event.tokens for event in answer.events if event.at <= low), default=0)
+    return max(0, max((event.tokens for event in answer.events if event.at <= high), default=before) - before)
+
+
+def advancing(answer: Answer) -> list[Event]:
+    """The first event and those that brought tokens."""
+    return [answer.events[0], *(b for a, b in itertools.pairwise(answer.events) if b.tokens > a.tokens)]
+
+
+def one_step_each(answer: Answer) -> bool:
+    """Whether every chunk after the first, which is the prefill's, was one verify step: there are as many as steps.
+
+    How many steps a chunk holds is told by no server; several reach one chunk where its HTTP side was slower than a
+    step.
+    """
+    return answer.steps == len(advancing(answer)) - 1
 
 
 def gaps(answers: Sequence[Answer]) -> list[tuple[float, int]]:
@@ -118,40 +135,44 @@ def gaps(answers: Sequence[Answer]) -> list[tuple[float, int]]:
 
 
 def step_ms(answers: Sequence[Answer]) -> float | None:
-    """Median time of a step of one request in ms, between events; without speculation a step is a token."""
-    found = []
-    for answer in answers:
-        for a, b in itertools.pairwise(answer.events):
-            steps = b.tokens - a.tokens if answer.events[-1].steps is None else (b.steps or 0) - (a.steps or 0)
-            if steps > 0:
-                found.append(1000 * (b.at - a.at) / steps)
-    return statistics.median(found) if found else None
+    """Median time between two chunks of a request in ms, which is a step's; without speculation a step is a token.
+
+    None where more than SEVERAL of the steps came with others in one chunk: the median gap might be no step's then.
+    """
+    found = [1000 * (b.at - a.at) for answer in answers for a, b in itertools.pairwise(advancing(answer))]
+    steps = sum(answer.events[-1].tokens - 1 if answer.steps is None else answer.steps for answer in answers)
+    return statistics.median(found) if found and steps - len(found) <= SEVERAL * steps else None
 
 
 def commits_of(answers: Sequence[Answer]) -> tuple[dict[int, int], int]:
-    """How many steps committed 1, 2, ... tokens, and how many came several in one chunk. A last, cut step counts."""
+    """How many steps committed 1, 2, ... tokens, and of how many that is not known. A last, cut step counts.
+
+    By the server's own counts, else by the chunks of a request each of which is one step.
+    """
     seen: Counter[int] = Counter()
     unseen = 0
     for answer in answers:
-        for a, b in itertools.pairwise(answer.events):
-            steps = (b.steps or 0) - (a.steps or 0)
-            if steps == 1:
-                seen[b.tokens - a.tokens] += 1
-            else:
-                unseen += max(0, steps)
+        if answer.commits is not None:
+            seen.update(answer.commits)
+        elif one_step_each(answer):
+            seen.update(b.tokens - a.tokens for a, b in itertools.pairwise(advancing(answer)))
+        else:
+            unseen += answer.steps or 0
     return dict(sorted(seen.items())), unseen
 
 
 def accept_over_time(answers: Sequence[Answer], low: float, high: float) -> list[tuple[float, float]]:
-    """(second in the window, commit length) of up to PARTS equal parts that saw a step."""
+    """(second in the window, commit length) of up to PARTS equal parts, of requests whose chunks are one step each."""
     span = max(high - low, 1e-9)
     tokens, steps = [0] * PARTS, [0] * PARTS
     for answer in answers:
-        for a, b in itertools.pairwise(answer.events):
+        if not one_step_each(answer):
+            continue
+        for a, b in itertools.pairwise(advancing(answer)):
             if low < b.at <= high:
                 part = min(PARTS - 1, int((b.at - low) / span * PARTS))
                 tokens[part] += b.tokens - a.tokens
-                steps[part] += (b.steps or 0) - (a.steps or 0)
+                steps[part] += 1
     return [
         (round((part + 0.5) * span / PARTS, 3), round(tokens[part] / steps[part], 3))
         for part in range(PARTS)

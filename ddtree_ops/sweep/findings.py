@@ -15,10 +15,21 @@ ACCEPT_BOUND = 0.01
 
 
 def accept_findings(group: Group) -> list[str]:
-    """Shapes whose greedy accept length changes with C: prompts that both have are compared, nothing else."""
+    """Shapes whose greedy accept length changes with C: prompts that both have are compared, nothing else.
+
+    And those whose accept length is not of all requests.
+    """
     found = []
     for shape in group.shapes:
-        results = [r for load in group.loads if (r := group.get(shape, load)) is not None and r.accept_length]
+        own = [r for load in group.loads if (r := group.get(shape, load)) is not None]
+        for result in own:
+            speculated = [row for repeat in result.repeats for row in repeat.rows if row.steps is not None]
+            if left_out := sum(row.steps_until_eos is None for row in speculated):
+                found.append(
+                    f"{shape.name} at C={result.load.concurrency}: the accept length leaves out {left_out} of "
+                    f"{len(speculated)} requests, of which it is not known how many steps came before their EOS"
+                )
+        results = [result for result in own if result.accept_length]
         for one, other in zip(results[:1] * len(results), results[1:], strict=False):
             common = _prompts(one) & _prompts(other)
             a, b = _accept(one, common), _accept(other, common)

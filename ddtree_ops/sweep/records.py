@@ -38,8 +38,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One request. ``prompt`` is an index into the set; ``steps`` verify steps, None without speculation;
-    ``until_eos``/``steps_until_eos``: tokens and steps up to the first EOS, all where there was none; ``loops``: the
-    output ends in a cycle.
+    ``until_eos``/``steps_until_eos``: tokens and steps up to the first EOS, all where there was none, steps None where
+    they are not known; ``loops``: the output ends in a cycle.
     """
 
     prompt: int
@@ -58,8 +58,8 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     waiting; the whole pass where that is under half of its tokens), ``overall`` over all of it. ``per_request``:
     tokens/s of each request, median. ``accept_length``: commit length, tokens of verify steps over verify steps up to
     the first EOS. ``accept_over_time``: [second, commit length] in up to 20 parts of the window. ``commits``: how many
-    steps committed 1, 2, ... tokens; ``unseen_steps``: those that came several in one chunk. ``step_ms``: median
-    time of a step of one request. ``outputs``: sha256 of all output ids in prompt order.
+    steps committed 1, 2, ... tokens; ``unseen_steps``: those of which that is not known. ``step_ms``: median time of a
+    step of one request, None where chunks hold several. ``outputs``: sha256 of all output ids in prompt order.
     """
 
     seconds: float

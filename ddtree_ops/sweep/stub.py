@@ -61,13 +61,15 @@ _made: dict[int, list[tuple[int, bytes]]] = {}
 def _chunks(limit: int) -> list[tuple[int, bytes]]:
     if limit not in _made:
         counts = [*range(1, limit, CHUNK), limit]
-        _made[limit] = [(count, _framed(_event(count, step))) for step, count in enumerate(counts)]
+        _made[limit] = [(count, _framed(_event(count, step, count == limit))) for step, count in enumerate(counts)]
     return _made[limit]
 
 
-def _event(tokens: int, steps: int) -> bytes:
+def _event(tokens: int, steps: int, last: bool) -> bytes:
     text = {"text": " word" * tokens} if _step_s else {}
-    meta = {"id": "stub", "finish_reason": None, "completion_tokens": tokens, "spec_verify_ct": steps}
+    meta = {"id": "stub", "finish_reason": None, "completion_tokens": tokens}
+    if last:  # as SGLang does
+        meta["spec_verify_ct"] = steps
     event = {**text, "output_ids": list(range(1000, 1000 + tokens)), "meta_info": meta}
     return b"data: " + json.dumps(event).encode() + b"\n\n"
 

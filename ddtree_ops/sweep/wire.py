@@ -1,7 +1,7 @@
 """A streaming POST over a kept HTTP/1.1 connection, on asyncio's protocols: what a load client needs and no more.
 
 A general client costs more CPU a chunk than a server takes for one; at C=128 it would be what is measured. A chunk is
-only searched for two counters; JSON is parsed once a request, at its end.
+only searched for its count of tokens; JSON is parsed once a request, at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import msgspec
 from ddtree_ops.httpclients import REUSED_FOR_S
 
 _COUNT = re.compile(rb'"completion_tokens": ?(\d+)')
-_STEPS = re.compile(rb'"spec_verify_ct": ?(\d+)')
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 MAX_BUFFER = 64 << 20
 
@@ -27,19 +26,36 @@ class RequestFailed(Exception):
 
 
 class Event(msgspec.Struct):
-    """When a chunk came (time.monotonic), and the server's counts by then; ``steps`` None without speculation."""
+    """When a chunk came (time.monotonic), and the server's count of tokens by then."""
 
     at: float
     tokens: int
-    steps: int | None
 
 
 class Answer(msgspec.Struct):
-    """A finished stream: ``sent`` and ``events`` by time.monotonic, ``body`` the last event's JSON."""
+    """A finished stream: ``sent`` and ``events`` by time.monotonic, ``body`` the last event's JSON.
+
+    Of verify steps the body alone tells: SGLang adds them up when a request ends, and chunks before say nothing
+    (tokenizer_manager.py of 0.5.17).
+    """
 
     sent: float
     events: list[Event]
     body: dict[str, Any]
+
+    @property
+    def steps(self) -> int | None:
+        """Verify steps; None without speculation."""
+        told = self.body.get("meta_info", {}).get("spec_verify_ct")
+        return told if isinstance(told, int) else None
+
+    @property
+    def commits(self) -> dict[int, int] | None:
+        """Tokens committed -> how many steps did so; None where the server does not tell, or not of every step."""
+        accepted = self.body.get("meta_info", {}).get("spec_correct_drafts_histogram")
+        if not isinstance(accepted, list) or sum(accepted) != self.steps:
+            return None
+        return {drafts + 1: count for drafts, count in enumerate(accepted) if count}
 
 
 class Connection(asyncio.Protocol):
@@ -161,8 +177,7 @@ class Connection(asyncio.Protocol):
             count = _COUNT.search(event)
             if count is None:
                 continue
-            steps = _STEPS.search(event)
-            self._events.append(Event(now, int(count[1]), None if steps is None else int(steps[1])))
+            self._events.append(Event(now, int(count[1])))
 
     def _end(self, body: bytes) -> None:
         if self._status != 200:

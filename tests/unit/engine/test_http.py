@@ -68,6 +68,9 @@ def test_a_reply_has_sglangs_shape(engine: Engine, plain: Plain) -> None:
     assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == ("mine", 3, 12, 0)
     assert meta["finish_reason"] == {"type": "length", "length": 12}
     assert meta["spec_accept_length"] == 12 / meta["spec_verify_ct"]
+    accepted = meta["spec_correct_drafts_histogram"]
+    assert sum(accepted) == meta["spec_verify_ct"]
+    assert sum((drafts + 1) * steps for drafts, steps in enumerate(accepted)) >= 11
     assert meta["e2e_latency"] > 0
     assert meta["input_token_logprobs"][0] == [None, 4, "t4"]
     assert [token for _, token, _ in meta["input_token_logprobs"]] == [4, 9, 2]
@@ -156,6 +159,8 @@ def test_a_stream_grows_until_done(engine: Engine, plain: Plain) -> None:
     assert all(chunk["output_ids"] == whole[:size] for chunk, size in zip(chunks, sizes, strict=True))
     assert [chunk["meta_info"]["finish_reason"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 90}
+    # As SGLang's: a client that reads steps out of earlier chunks would work here and nowhere else.
+    assert not any("spec_verify_ct" in chunk["meta_info"] for chunk in chunks[:-1])
 
 
 def test_a_streamed_batch_names_the_index(engine: Engine, plain: Plain) -> None:

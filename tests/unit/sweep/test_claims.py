@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ddtree_ops.sweep.claims import best, crossover, doubts, prediction, ratio
@@ -124,6 +125,14 @@ def test_an_accept_length_that_falls_with_c_is_a_finding() -> None:
     assert line.startswith("b8k4: accept length 3.9") and "must not depend" not in line[:20]
     (steady,) = groups(made_run(speeds))
     assert accept_findings(steady) == []
+
+
+def test_an_accept_length_of_some_requests_alone_is_a_finding() -> None:
+    (group,) = groups(made_run({(shape, 1): 100.0 for shape in (AR, B8K4)}))
+    rows = group.results[-1].repeats[0].rows
+    rows[3] = msgspec.structs.replace(rows[3], steps_until_eos=None)
+    (line,) = accept_findings(group)
+    assert line.startswith("b8k4 at C=1: the accept length leaves out 1 of 192 requests")
 
 
 def test_a_reference_that_moves_beyond_the_bound_is_drift() -> None:

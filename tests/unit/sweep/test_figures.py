@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_ops.sweep.figures import percentiles, repeat_of
+from ddtree_ops.sweep.figures import percentiles, repeat_of, step_ms
 from ddtree_ops.sweep.load import Sample
 from ddtree_ops.sweep.server import arguments, parse_gpus, says_out_of_memory, too_long, too_small
 from ddtree_ops.sweep.wire import Answer, Event
@@ -17,12 +17,22 @@ def answer(
     sent: float, steps: list[int], *, every: float = 0.1, ids: list[int] | None = None, spec: bool = True
 ) -> Answer:
     """First token 0.05 s after ``sent``, then a chunk ``every`` s that commits as many tokens as the step says."""
-    events, tokens = [Event(sent + 0.05, 1, None)], 1
+    events, tokens = [Event(sent + 0.05, 1)], 1
     for number, commit in enumerate(steps, start=1):
         tokens += commit
-        events.append(Event(sent + 0.05 + every * number, tokens, number if spec else None))
+        events.append(Event(sent + 0.05 + every * number, tokens))
     ids = list(range(100, 100 + tokens)) if ids is None else ids
-    return Answer(sent, events, {"output_ids": ids, "meta_info": {"completion_tokens": tokens, "cached_tokens": 0}})
+    meta = {"completion_tokens": tokens, "cached_tokens": 0}
+    return Answer(
+        sent, events, {"output_ids": ids, "meta_info": {**meta, "spec_verify_ct": len(steps)} if spec else meta}
+    )
+
+
+def told(events: list[Event], steps: int, accepted: list[int] | None = None) -> Answer:
+    """A request of ``steps`` verify steps, which its end alone tells."""
+    meta: dict[str, Any] = {"spec_verify_ct": steps}
+    meta |= {} if accepted is None else {"spec_correct_drafts_histogram": accepted}
+    return Answer(0.0, events, {"output_ids": list(range(events[-1].tokens)), "meta_info": meta})
 
 
 def test_one_after_the_other() -> None:
@@ -32,7 +42,8 @@ def test_one_after_the_other() -> None:
     assert found.throughput == found.overall == pytest.approx(22 / 0.6)
     assert found.accept_length == 20 / 5
     assert found.commits == {2: 1, 4: 2, 5: 2} and found.unseen_steps == 0
-    assert found.step_ms == pytest.approx(100)
+    assert found.step_ms == pytest.approx(100) and found.steps_per_s == pytest.approx(5 / 0.6)
+    assert [length for _, length in found.accept_over_time] == [4, 4, 2, 5, 5]
     assert found.ttft_ms.p50 == pytest.approx(50)
     # twenty tokens: 10 of them at 20 ms, 8 at 25, 2 at 50
     assert (found.itl_ms.p50, found.itl_ms.p99) == (pytest.approx(20), pytest.approx(50))
@@ -45,6 +56,7 @@ def test_the_steady_window_leaves_ramp_and_tail_out() -> None:
     samples = [Sample(n, answer(t - 0.05, [1] * 9, every=0.1, spec=False)) for t, n in times]
     found = repeat_of(samples, 2, None, closed=True)
     assert found.accept_length is None and found.commits == {} and found.steps_per_s is None
+    assert found.step_ms == pytest.approx(100)
     assert found.throughput == pytest.approx(20, rel=0.1)
     assert found.overall < 18
 
@@ -57,10 +69,36 @@ def test_acceptance_counts_up_to_the_first_eos() -> None:
     assert found.tokens == 13
 
 
-def test_several_steps_in_one_chunk_are_counted_as_unseen() -> None:
-    one = Answer(0.0, [Event(0.1, 1, None), Event(0.2, 9, 3), Event(0.3, 12, 4)], {"output_ids": [], "meta_info": {}})
+def test_several_steps_in_one_chunk_are_no_step_of_their_own() -> None:
+    """A server that told steps at a request's end alone once had its last gap divided by them all: 0.3 ms a step."""
+    one = told([Event(0.1, 1), Event(0.2, 9), Event(0.3, 12)], steps=4)
     found = repeat_of([Sample(0, one)], 1, None, closed=True)
-    assert (found.commits, found.unseen_steps, found.accept_length) == ({3: 1}, 3, 11 / 4)
+    assert (found.commits, found.unseen_steps, found.accept_length) == ({}, 4, 11 / 4)
+    assert found.step_ms is None and found.accept_over_time == []
+    assert found.steps_per_s == pytest.approx(4 / 0.3)
+
+
+def test_the_servers_own_counts_of_commits_are_taken_where_they_are_of_every_step() -> None:
+    events = [Event(0.1, 1), Event(0.2, 9), Event(0.3, 12)]
+    found = repeat_of([Sample(0, told(events, 4, [0, 2, 1, 1]))], 1, None, closed=True)
+    assert (found.commits, found.unseen_steps) == ({2: 2, 3: 1, 4: 1}, 0)
+    assert repeat_of([Sample(0, told(events, 4, [0, 2, 1]))], 1, None, closed=True).unseen_steps == 4
+
+
+def test_a_few_chunks_of_several_steps_leave_the_gap_between_chunks_a_step() -> None:
+    single = [Event(0.1 * (n + 1), 1 + 2 * n) for n in range(20)]
+    assert step_ms([told(single, 21)]) == pytest.approx(100)
+    assert step_ms([told(single, 22)]) is None
+
+
+def test_steps_up_to_eos_are_unknown_where_chunks_hold_several() -> None:
+    events = [Event(0.1, 1), Event(0.2, 9), Event(0.3, 12)]
+    known, unknown = told(events, 2), told(events, 4)
+    for one in (known, unknown):
+        one.body["output_ids"] = [7] * 9 + [0] * 3
+    first, second = repeat_of([Sample(0, known), Sample(1, unknown)], 1, {0}, closed=True).rows
+    assert (first.until_eos, first.steps_until_eos) == (9, 1)
+    assert (second.until_eos, second.steps_until_eos, second.steps) == (9, None, 4)
 
 
 def test_weighted_percentiles_are_nearest_ranks() -> None:
