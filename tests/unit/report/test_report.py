@@ -28,6 +28,7 @@ from ..sweep.made import B8K4, made_run
 
 STORED = Path(__file__).parent / "stored"
 EXPECTED = STORED / "expected"
+CHECKOUT, GPU = Path(__file__).resolve().parents[3], "results/sweep/h200"
 #: To make them anew after a wanted change: python -m ddtree_ops.cli report tests/unit/report/stored -o .../expected
 
 
@@ -37,6 +38,16 @@ def test_the_stored_runs_report_is_what_it_was() -> None:
     assert sorted(made) == sorted(path.name for path in EXPECTED.iterdir())
     for name, text in made.items():
         assert text == (EXPECTED / name).read_text(encoding="utf-8"), name
+
+
+def test_the_report_of_the_sweep_on_a_gpu_and_the_readmes_table_are_what_its_records_give() -> None:
+    """No figure of theirs was typed: python -m ddtree_ops.cli report results/sweep/h200 --readme."""
+    _, records, sha256 = load_run(CHECKOUT / GPU)
+    made = report_files(records, sha256)
+    folder = CHECKOUT / GPU / "report"
+    assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == made
+    block = readme_block(records, f"{GPU}/report/report.md")
+    assert block in (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
 def test_neither_time_zone_nor_hash_seed_nor_language_changes_a_byte(tmp_path: Path) -> None:
