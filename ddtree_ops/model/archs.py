@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -85,7 +85,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def arch_table() -> ArchTable:
     """The packaged table."""
-    text = resources.files(__package__).joinpath("arch_rules.yaml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("arch_rules.yaml").read_text(encoding="utf-8")
     return msgspec.convert(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ArchTable)
 
 

@@ -29,13 +29,17 @@ KINDS: dict[str, type[DdtreeError]] = {
     "cut": Unreachable,  # the link held, and yet nothing came: a sender that slept
 }
 
-#: How a request begins: the interpreter, which reads what it is to do.
-ARGV = ("python3", "-I", "-")
+#: How a request begins: the interpreter, which reads what it is to do. Without ``site``, as nothing but the standard
+#: library is wanted.
+ARGV = ("python3", "-I", "-S", "-")
 TIMEOUT_S = 60.0
 #: Verbs that change nothing on the host: `Transport.ask` may carry them.
 QUESTIONS = frozenset({"probe", "status", "history", "generation", "logs", "collect", "releases"})
-# What `keep_compiled` (host/agent/verbs.py) wrote, and only root or ourselves could write.
+# What `keep_compiled` (host/agent/verbs.py) wrote, and only root or ourselves could write. A question is soon over: no
+# garbage is looked for, and the interpreter is not taken apart at its end.
 BRIEF = """\
+import gc
+gc.disable()
 import hashlib, marshal, os, stat, sys
 def kept(path, wanted):
     try:
@@ -53,6 +57,10 @@ if code is None:
     print({absent!r})
     raise SystemExit(0)
 exec(code)
+status = main_request({request!r})
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)
 """
 ABSENT = "ddtree-host is not kept here"
 
@@ -109,12 +117,13 @@ class Agent:
             "unit_dir": self.unit_dir,
             **fields,
         }
-        last = f"raise SystemExit(main_request({json.dumps(request)!r}))\n"
+        text = json.dumps(request)
+        last = f"raise SystemExit(main_request({text!r}))\n"
         root = as_root and self.elevates
         if verb not in QUESTIONS:
             return self.reply(verb, self.transport.run(ARGV, stdin=self._whole(last), timeout=timeout, root=root))
-        brief = BRIEF.format(path=f"{self.root}/bin/ddtree-host.", sha256=self._sha256, absent=ABSENT)
-        result = self.transport.ask(ARGV, stdin=(brief + last).encode(), timeout=timeout, root=root)
+        brief = BRIEF.format(path=f"{self.root}/bin/ddtree-host.", sha256=self._sha256, absent=ABSENT, request=text)
+        result = self.transport.ask(ARGV, stdin=brief.encode(), timeout=timeout, root=root)
         self.kept = result.stdout.strip() != ABSENT.encode()
         if not self.kept:
             result = self.transport.ask(ARGV, stdin=self._whole(last), timeout=timeout, root=root)

@@ -1,6 +1,6 @@
 """The host's half of ddtree-ops: one standard-library file (Python >= 3.9), root-owned, outside the releases.
 
-It runs in two ways: by stdin (``python3 -I -``), the client appending ``raise SystemExit(main_request(TEXT))``, and as
+It runs in two ways: by stdin (``python3 -I -S -``), the client appending what calls ``main_request(TEXT)``, and as
 ``<root>/bin/ddtree-host VERB`` once ``bootstrap`` wrote it. A request is one JSON object, its reply one JSON document.
 
 Layout under ``<root>``: bin/, releases/<id>/, store/<aa>/<sha256>, services/<name>/{lock, state.json, journal.jsonl,

@@ -16,17 +16,34 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, TypeAlias
+    from typing import Any, AnyStr, TypeAlias
 
 JSON: TypeAlias = "dict[str, Any]"
+
+
+class Pattern:
+    """A pattern that is compiled when it is first used: a question uses a few of them all."""
+
+    def __init__(self, text: str | bytes) -> None:
+        self.text = text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(re.compile(self.text), name)  # re keeps what it compiled
+
+
+def pattern(text: AnyStr) -> re.Pattern[AnyStr]:
+    """What ``re.compile(text)`` gives, later."""
+    return Pattern(text)  # type: ignore[return-value]
+
+
 USER = "ddtree"
-NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
-TXN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{3,63}")
-RELEASE = re.compile(r"[0-9a-f]{16,64}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-FILE = re.compile(r"[a-z][a-z0-9._-]{0,63}")
-DROPIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,200}\.conf")
-ROOT = re.compile(r"(/[A-Za-z0-9_+=@,~-][A-Za-z0-9._+=@,~-]*|/\.[A-Za-z0-9_+=@,~-][A-Za-z0-9._+=@,~-]*)+")
+NAME = pattern(r"[a-z0-9][a-z0-9-]{0,40}")
+TXN = pattern(r"[A-Za-z0-9][A-Za-z0-9_-]{3,63}")
+RELEASE = pattern(r"[0-9a-f]{16,64}")
+SHA256 = pattern(r"[0-9a-f]{64}")
+FILE = pattern(r"[a-z][a-z0-9._-]{0,63}")
+DROPIN = pattern(r"[A-Za-z0-9][A-Za-z0-9._@:+-]{0,200}\.conf")
+ROOT = pattern(r"(/[A-Za-z0-9_+=@,~-][A-Za-z0-9._+=@,~-]*|/\.[A-Za-z0-9_+=@,~-][A-Za-z0-9._+=@,~-]*)+")
 TEXT_CAP = 256 * 1024
 LOG_CAP = 64 * 1024
 RESERVE = 256 * 1024
@@ -206,18 +223,18 @@ def run(argv: list[str], timeout: float = 30, **more: Any) -> subprocess.Complet
         return subprocess.CompletedProcess(argv, 127, "", str(error))
 
 
-ANSI = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_])")
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-SECRET_NAME = re.compile(r"(?i)(api_?key|_key$|^key$|secret|passw|credential|(^|_)token$|auth)")
-SECRET_PAIR = re.compile(  # every repetition is bounded: lines are hostile, and no line may cost quadratic time
+ANSI = pattern(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[@-_])")
+CONTROL = pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+SECRET_NAME = pattern(r"(?i)(api_?key|_key$|^key$|secret|passw|credential|(^|_)token$|auth)")
+SECRET_PAIR = pattern(  # every repetition is bounded: lines are hostile, and no line may cost quadratic time
     r"(?i)((?:api[_-]?key|password|passwd|secret|credential|(?:auth|access|hf|bearer)[_-]?token)[\w-]{0,40}"
     r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!None\b|null\b|<redacted>|/(?:etc|run|opt|var|home|root|usr|srv|mnt)/)([^\s\"',)\\]{3,4000})"
 )
-SECRET_VALUE = re.compile(
+SECRET_VALUE = pattern(
     r"\b((?:sk|pk|rk)-[A-Za-z0-9_-]{12,400}|hf_[A-Za-z0-9]{12,400}|gh[pousr]_[A-Za-z0-9]{20,400}|AKIA[0-9A-Z]{16}"
     r"|eyJ[A-Za-z0-9_-]{10,400}\.[A-Za-z0-9._-]{10,2000})|(?<=Bearer )\S{8,4000}"
 )
-WORD = re.compile(r"[A-Za-z0-9+_=-]{32,}")
+WORD = pattern(r"[A-Za-z0-9+_=-]{32,}")
 REDACTED = "<redacted>"
 
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .base import JSON, HostError, member, named, read_bytes, run
+from .base import JSON, HostError, member, named, pattern, read_bytes, run
 from .system import glibc
 
 if TYPE_CHECKING:
     from typing import Any
 
-VERSION = re.compile(r"3\.\d{1,2}")
-PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-RELEASED = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
+VERSION = pattern(r"3\.\d{1,2}")
+PACKAGE = pattern(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+RELEASED = pattern(r"[A-Za-z0-9][A-Za-z0-9.+!_-]*")
 # Asked of an interpreter: what it is, and which of the packages that the release leaves to the host it has.
 QUESTION = (
     "import importlib.util, json, site, sys\n"

@@ -8,7 +8,6 @@ or a container does not allow it, so it counts only after a connection was seen 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import re
 import sys
 from pathlib import Path
@@ -31,6 +30,8 @@ for address in sys.argv[1:]:
 
 def own_addresses() -> list[str]:
     """This machine's addresses besides loopback, IPv4 first (a NUMA-local collective may speak through them)."""
+    import ipaddress  # slow to import, and no question needs it
+
     table = (read_bytes(Path("/proc/net/fib_trie")) or b"").decode(errors="replace")
     found = set(re.findall(r"\|-- ([0-9.]+)\n\s+/32 host LOCAL", table))
     four = sorted(address for address in found if not ipaddress.ip_address(address).is_loopback)

@@ -9,7 +9,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .base import JSON, RELEASE, SHA256, HostError, absolute, fsync_dir, integer, member, read_bytes, read_json, safe
+from .base import (
+    JSON,
+    RELEASE,
+    SHA256,
+    HostError,
+    absolute,
+    fsync_dir,
+    integer,
+    member,
+    pattern,
+    read_bytes,
+    read_json,
+    safe,
+)
 from .facts import history
 from .making import erase
 from .releases import installed, releases_lock
@@ -18,7 +31,7 @@ from .staging import PACK, settled_size
 from .system import pids
 
 STALE_S = 3600  # staging that was touched later may be an upload between two of its tries
-HOME = re.compile(r"[0-9a-f]{16,64}(\.tmp-[0-9a-f]+)?")
+HOME = pattern(r"[0-9a-f]{16,64}(\.tmp-[0-9a-f]+)?")
 OLDER = "older generation"  # the one use that keeps nothing
 
 

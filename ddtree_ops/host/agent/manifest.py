@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .base import JSON, RELEASE, SHA256, HostError, integer, member, named
+from .base import JSON, RELEASE, SHA256, HostError, integer, member, named, pattern
 from .fitting import PACKAGE, RELEASED
 
 if TYPE_CHECKING:
@@ -15,11 +14,11 @@ if TYPE_CHECKING:
 FORMAT = 2
 # What a line of a manifest's "smoke" asks of the release's own interpreter.
 SMOKE = {
-    re.compile(r"import ([A-Za-z_][A-Za-z0-9_.]*)"): "import {0}",
-    re.compile(r"algorithm ([A-Z0-9_]+)"): (
+    pattern(r"import ([A-Za-z_][A-Za-z0-9_.]*)"): "import {0}",
+    pattern(r"algorithm ([A-Z0-9_]+)"): (
         "from sglang.srt.speculative.spec_info import SpeculativeAlgorithm; SpeculativeAlgorithm.from_string('{0}')"
     ),
-    re.compile(r"flag (--[a-z0-9-]+)"): (
+    pattern(r"flag (--[a-z0-9-]+)"): (
         "import argparse; from sglang.srt.server_args import ServerArgs; parser = argparse.ArgumentParser()\n"
         "ServerArgs.add_cli_args(parser)\n"
         "if '{0}' not in parser._option_string_actions: raise SystemExit('sglang does not know the flag {0}')"
@@ -28,7 +27,7 @@ SMOKE = {
 
 
 #: Names in venv/bin that ``python -m venv`` and pip make, or may make one day.
-VENVS_OWN = re.compile(r"(?i)[.]|python|pip|activate|deactivate")
+VENVS_OWN = pattern(r"(?i)[.]|python|pip|activate|deactivate")
 
 
 class Manifest:
@@ -80,8 +79,8 @@ def release_path(path: Any, python: str) -> str:
 
 
 def smoke_code(line: Any) -> str:
-    for pattern, code in SMOKE.items():
-        if isinstance(line, str) and (found := pattern.fullmatch(line)):
+    for form, code in SMOKE.items():
+        if isinstance(line, str) and (found := form.fullmatch(line)):
             return code.format(*found.groups())
     raise HostError("usage", f"smoke: {line!r} is not known here")
 

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 import select
 import stat
 import time
@@ -23,7 +22,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .base import JSON, SHA256, HostError, absolute, named
+from .base import JSON, SHA256, HostError, absolute, named, pattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -33,9 +32,9 @@ IDLE_S = 12.0  # a sender whose link is that long silent is gone: its own end gi
 SETTLE_PARTS_S = 3.0  # what a broken connection still had in its pipes has arrived by then
 CHUNK = 1 << 18
 PACKED = 1 << 16  # bytes; a larger blob gets a file of its own
-PACK = re.compile(r"pack\.[0-9a-f]{8}")
-_SEGMENT = re.compile(rb"(deflated|stored) ([0-9]{1,12})")
-_ENTRY = re.compile(rb"([0-9a-f]{64}) ([0-9]{1,5})\n")
+PACK = pattern(r"pack\.[0-9a-f]{8}")
+_SEGMENT = pattern(rb"(deflated|stored) ([0-9]{1,12})")
+_ENTRY = pattern(rb"([0-9a-f]{64}) ([0-9]{1,5})\n")
 
 
 def own_staging(path: Path, create: bool = False) -> int:
