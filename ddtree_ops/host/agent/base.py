@@ -28,7 +28,9 @@ class Pattern:
         self.text = text
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(re.compile(self.text), name)  # re keeps what it compiled
+        value = getattr(re.compile(self.text), name)
+        setattr(self, name, value)  # so it is not looked for again
+        return value
 
 
 def pattern(text: AnyStr) -> re.Pattern[AnyStr]:
@@ -236,6 +238,7 @@ SECRET_VALUE = pattern(
 )
 WORD = pattern(r"[A-Za-z0-9+_=-]{32,}")
 REDACTED = "<redacted>"
+SHORT = 8  # of less no pattern above finds a secret
 
 
 def looks_random(word: str) -> bool:
@@ -250,9 +253,13 @@ def safe(text: str, known: tuple[str, ...] = (), cap: int = TEXT_CAP) -> str:
 
     ``known`` are secret values to remove wherever they stand; patterns catch the rest as well as patterns can.
     """
-    text = CONTROL.sub("", ANSI.sub("", text[:cap]))
+    text = text[:cap]
+    if not text.isprintable():
+        text = CONTROL.sub("", ANSI.sub("", text))
     for value in known:
         text = text.replace(value, REDACTED)
+    if len(text) < SHORT:
+        return text
     text = SECRET_VALUE.sub(REDACTED, SECRET_PAIR.sub(rf"\1{REDACTED}", text))
     return WORD.sub(lambda match: REDACTED if looks_random(match[0]) else match[0], text)
 

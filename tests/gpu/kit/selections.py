@@ -133,6 +133,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "ranks": ("ar-fp32", "tree-8-4", "tree-16-4", *(spec.name for spec in ranks.RANKED)),
     "deploy": (),
     "sweep": (),
+    "bench": (),
     **models.NEEDS,
 }
 
@@ -174,6 +175,7 @@ def plan(
     work: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
         "deploy": lambda: deployed.run_deploy(lab),
         "sweep": lambda: swept.run_sweep(lab),
+        "bench": lambda: swept.run_bench(lab),
         "tokens": lambda: tokens.run_tokens(lab, held, concurrency, there("tokens")),
         "tree": lambda: branching.run_tree(lab, held, there("tree"), concurrency),
         "churn": lambda: churn.run_churn(lab, held, tuple(n for n in there("churn") if n != "ar-fp32"), "ar-fp32"),

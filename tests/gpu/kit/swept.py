@@ -1,10 +1,10 @@
-"""Selection ``sweep``: ``ddtree sweep`` and ``ddtree report`` on this machine, and SGLang's bench_serving beside the
-sweep's client on a server of it.
+"""Selection ``sweep``: ``ddtree sweep`` and ``ddtree report`` on this machine. Selection ``bench``: SGLang's
+bench_serving beside the sweep's client on a server that was deployed.
 
-The sweep's own services come and go by the deploy path, one at a time, so nothing else should run beside: give the
-padded pair (benchmarks/gpu/pad) and no further selection. Nothing is deployed before, so that nothing is started again
-between two of them. The same command goes on with a run that its time limit ended, where FOLDER names a directory that
-has outlived the call.
+Services come and go by the deploy path, one at a time, so nothing else should run beside: give the padded pair
+(benchmarks/gpu/pad) and no further selection. Nothing is deployed before a sweep, so that nothing is started again
+between two of its starts. The same command goes on with a run that its time limit ended, where FOLDER names a directory
+that has outlived the call.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .lab import Lab
 RUN, FOLDER, EARLIER = "sweeps/gpu", "DDTREE_GPU_SWEEP", "DDTREE_GPU_SWEEP_RECORDS"
 """FOLDER, EARLIER: variables with the place of the workspace, and with the records of a run begun on a machine that is
 gone."""
+GRID, PREFILL = "DDTREE_GPU_SWEEP_GRID", "DDTREE_GPU_SWEEP_PREFILL_GRAPHS"
+"""Variables: the sweep's --pair and -c, as ``8/4,16/4:1,8``; the sizes of prefills in CUDA graphs, as ``64,128``."""
 REPORT_S = 60.0
 """Kept for the cell that the time limit finds begun, the report and the evidence."""
-BENCH_S = 150.0
-"""What bench_serving may take, a deploy included; it is not begun with less."""
-SHAPES, LOADS = ("8/4", "16/4"), "1,8,32,64"
+DEFAULT = "8/4,16/4:1,8,32,64"
 
 
 async def run_sweep(lab: Lab) -> None:
@@ -45,17 +45,13 @@ async def run_sweep(lab: Lab) -> None:
     stand_in = lab.trees is None
     minutes = max(1.0, (lab.left_s() - REPORT_S) / 60)
     small = ["--max-tokens", "16", "--rows", "4"] if stand_in else ["--max-tokens", "128"]
-    pairs, loads = (SHAPES[0], "1,2") if stand_in else (",".join(SHAPES), LOADS)
+    pairs, _, loads = os.environ.get(GRID, "8/4:1,2" if stand_in else DEFAULT).partition(":")
     words = ["sweep", "--pair", pairs, "-c", loads, "--prompts", "held-out", *small, "--run", RUN, "--yes"]
     try:
         # 3: the time limit came first
         if not await typed(lab, folder, "sweep", [*words, "--time-limit", f"{minutes:.1f}"], 0, 3):
             return
         await typed(lab, folder, "report", ["report", RUN], 0)
-        if lab.left_s() > BENCH_S and not stand_in:
-            deploy = ["deploy", "--profile", "ar", "--yes", "--no-snapshot"]
-            if await typed(lab, folder, "deploy ar", deploy, 0):
-                await _bench(lab)
     finally:
         await run_words(folder, ["logs"], lab.results.evidence / "sweep-service.log")
         end(folder / "root")
@@ -65,14 +61,34 @@ async def run_sweep(lab: Lab) -> None:
             shutil.copytree(compiled, lab.caches / SERVICE, dirs_exist_ok=True)
 
 
-async def _bench(lab: Lab) -> None:
+async def run_bench(lab: Lab) -> None:
+    """AR, then the 8/4 tree, each with both clients."""
+    folder = lab.caches.parent / "bench"
+    await asyncio.to_thread(make_workspace, lab, folder, _base(lab.pair))
+    await make_release(lab, folder)
+    compiled = folder / "root" / "cache" / SERVICE
+    if (lab.caches / SERVICE).is_dir():
+        shutil.copytree(lab.caches / SERVICE, compiled)
+    try:
+        for profile in ("ar", "b8k4"):
+            deploy = ["deploy", "--profile", profile, "--yes", "--no-snapshot"]
+            if await typed(lab, folder, f"deploy {profile}", deploy, 0):
+                await _bench(lab, profile)
+    finally:
+        await run_words(folder, ["logs"], lab.results.evidence / "bench-service.log")
+        end(folder / "root")
+        if compiled.is_dir() and lab.trees is not None:
+            shutil.copytree(compiled, lab.caches / SERVICE, dirs_exist_ok=True)
+
+
+async def _bench(lab: Lab, profile: str) -> None:
     """Both clients on one service."""
-    out = lab.results.evidence / "bench-serving"
+    out = lab.results.evidence / f"bench-serving-{profile}"
     command = [sys.executable, "-m", "benchmarks.bench_serving", "compare", "--url", f"http://127.0.0.1:{PORT}"]
     command += ["--model", str(lab.pair / "target"), "-c", "1,8", "--max-tokens", "256"]
     command += ["--per-slot", "4", "--out", str(out)]
-    assert lab.trees is not None
-    path = os.pathsep.join([str(ROOT), lab.trees.patched])
+    # SGLang lies in the tree; where the reference engine stands in, `bench_serving prepare site` has put it there
+    path = os.pathsep.join([str(ROOT), lab.trees.patched if lab.trees else str(ROOT / "site")])
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,
@@ -81,17 +97,21 @@ async def _bench(lab: Lab) -> None:
         stderr=asyncio.subprocess.STDOUT,
     )
     said, _ = await process.communicate()
-    lab.results.evidence.joinpath("bench-serving.log").write_bytes(said)
+    lab.results.evidence.joinpath(f"bench-serving-{profile}.log").write_bytes(said)
     lines = said.decode(errors="replace").splitlines()
-    lab.results.add("sweep", "host local", "bench_serving", process.returncode == 0, said=lines[-1:])
+    lab.results.add("bench", profile, "bench_serving", process.returncode == 0, said=lines[-1:])
 
 
 def _base(pair: Path) -> dict[str, Any]:
     """The pair in bfloat16, with most of the card for itself."""
     config = json.loads((pair / "target" / "config.json").read_text())
     base = base_of(pair)
+    words = [*base["extra_args"], "48", "64"]  # the sizes of graphs come last
+    if sizes := os.environ.get(PREFILL):
+        words.remove("--disable-prefill-cuda-graph")
+        words += ["--cuda-graph-bs-prefill", *sizes.split(",")]
     return base | {
-        "extra_args": [*base["extra_args"], "48", "64"],  # the sizes of graphs come last
+        "extra_args": words,
         "dtype": "bfloat16",
         "vocab_size": config["vocab_size"],
         "memory_fraction": 0.8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -71,6 +72,13 @@ def test_no_known_secret_and_no_control_character_is_left(text: str, secret: str
     said = safe(text + secret + text, (secret,))
     assert secret not in said.replace("<redacted>", "\n") or secret in text.replace(secret, "")
     assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in said)
+
+
+def test_texts_that_the_patterns_are_spared_are_none_of_theirs() -> None:
+    patterns = (base.SECRET_PAIR, base.SECRET_VALUE, base.WORD)
+    assert min(re._parser.parse(each.pattern).getwidth()[0] for each in patterns) >= base.SHORT  # type: ignore[attr-defined]
+    found = [chr(code) for code in range(0x3000) if base.CONTROL.match(chr(code))]
+    assert len(found) > 70 and not any(char.isprintable() for char in [*found, "\x1b"])
 
 
 @pytest.mark.alone
