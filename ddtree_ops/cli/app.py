@@ -118,4 +118,6 @@ def show_error(error: DdtreeError) -> None:
 
 def clean(text: str) -> str:
     """Text from a host or a server, safe to show: control characters (newline and tab apart) become ``\\xNN``."""
-    return "".join(c if c in "\n\t" or (c.isprintable()) else c.encode("unicode_escape").decode() for c in text)
+    if text.isprintable():
+        return text
+    return "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -8,6 +8,7 @@ configured indexes do not have), ``# resolve: NAME==VERSION`` (what all others a
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,8 +96,8 @@ def normal(name: str) -> str:
 
 def locked_pythons(base: str) -> list[str]:
     """The Pythons, such as ``3.12``, that a base is locked for, the oldest first. Raises UsageError where none is."""
-    found = re.compile(rf"{re.escape(base)}-cp3(\d+)\.txt")
-    minors = sorted(int(match[1]) for path in LOCKS.glob("*.txt") if (match := found.fullmatch(path.name)))
+    found = re.compile(rf"{re.escape(base)}-cp3(\d+)")
+    minors = sorted(int(match[1]) for stem in _stems(LOCKS) if (match := found.fullmatch(stem)))
     if not minors:
         raise UsageError(f"no lock file for {base!r}; there are: {_there()}")
     return [f"3.{minor}" for minor in minors]
@@ -114,4 +115,10 @@ def load_lock(base: str, python: str) -> Lock:
 
 
 def _there() -> str:
-    return ", ".join(sorted(file.stem for file in LOCKS.glob("*.txt")))
+    return ", ".join(_stems(LOCKS))
+
+
+@functools.cache
+def _stems(directory: Path) -> tuple[str, ...]:
+    """Asked for each host of a command, and no lock file comes while it runs."""
+    return tuple(sorted(file.stem for file in directory.glob("*.txt")))

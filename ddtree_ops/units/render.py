@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 SERVICE_USER = "ddtree"
 TEMPLATES = UNIT, ENV = "service.unit.j2", "service.env.j2"
+_compiling = threading.Lock()
 
 
 class Rendered(NamedTuple):
@@ -90,4 +92,5 @@ def warm() -> None:
 
 
 def _template(name: str) -> Template:
-    return _environment(data_dir("templates")).get_template(name)
+    with _compiling:  # hosts are planned in threads: one compiles, the others wait for it
+        return _environment(data_dir("templates")).get_template(name)
