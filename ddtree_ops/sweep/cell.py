@@ -1,8 +1,12 @@
-"""One cell against a running server: warm-up until steady, then its repeats."""
+"""One cell against a running server: warm-up until steady, then its repeats.
+
+Each pass but the first begins its C requests over the time that one took in the pass before (`drive`).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
@@ -39,12 +43,17 @@ def measure_cell(
     """Warm up, then measure. Raises RequestFailed, Hung."""
     count = min(load.requests, max(WARM_REQUESTS, 2 * load.concurrency))
 
+    took = 0.0
+
     def once(requests: int | None, what: str) -> Repeat:
+        nonlocal took
         say = (lambda done, total: tell(what, done, total)) if tell else None
         samples = asyncio.run(
-            drive(url, prompts, load, limit_s=pass_limit_s, requests=requests, api_key=api_key, tell=say)
+            drive(url, prompts, load, limit_s=pass_limit_s, requests=requests, api_key=api_key, tell=say, apart_s=took)
         )
-        return repeat_of(samples, load.concurrency, eos, closed=load.rate is None)
+        found = repeat_of(samples, load.concurrency, eos, closed=load.rate is None)
+        took = statistics.median(row.seconds for row in found.rows)
+        return found
 
     passes, steady, before = 0, False, 0.0
     while passes < WARM_PASSES and not steady:

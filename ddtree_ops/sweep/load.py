@@ -47,8 +47,12 @@ async def drive(
     requests: int | None = None,
     api_key: str | None = None,
     tell: Tell | None = None,
+    apart_s: float = 0.0,
 ) -> list[Sample]:
     """One pass: ``requests`` (default the load's) prompts in order, each answered in full.
+
+    ``apart_s``: the first C requests of a closed loop are sent evenly over so long. Requests of one length that began
+    together end together, and their successors' prefills are one batch, which few real loads are.
 
     Raises RequestFailed for the first answer that is not a full one, Hung at the limit.
     """
@@ -70,7 +74,7 @@ async def drive(
 
     try:
         async with asyncio.timeout(limit_s):
-            await (_closed(one, count, load.concurrency) if load.rate is None else _open(one, count, load))
+            await (_closed(one, count, load.concurrency, apart_s) if load.rate is None else _open(one, count, load))
     except TimeoutError:
         raise Hung(f"{len(found)} of {count} answers within {limit_s:.0f} s") from None
     except ExceptionGroup as group:
@@ -131,16 +135,18 @@ async def keep(
         client.close()
 
 
-async def _closed(one: Callable[[int], Any], count: int, concurrency: int) -> None:
+async def _closed(one: Callable[[int], Any], count: int, concurrency: int, apart_s: float) -> None:
     todo = iter(range(count))
+    slots = min(concurrency, count)
 
-    async def worker() -> None:
+    async def worker(slot: int) -> None:
+        await asyncio.sleep(apart_s * slot / slots)
         for number in todo:
             await one(number)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, count)):
-            group.create_task(worker())
+        for slot in range(slots):
+            group.create_task(worker(slot))
 
 
 async def _open(one: Callable[[int], Any], count: int, load: Load) -> None:

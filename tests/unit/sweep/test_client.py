@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import statistics
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from ddtree_ops.sweep import cell
 from ddtree_ops.sweep.ceiling import ceilings, stub
 from ddtree_ops.sweep.figures import repeat_of
 from ddtree_ops.sweep.grid import Load
-from ddtree_ops.sweep.load import Hung, drive
+from ddtree_ops.sweep.load import Hung, Sample, drive
 from ddtree_ops.sweep.wire import Connection, RequestFailed
 from ddtree_ops.sweep.workload import PromptSet
 
@@ -34,6 +38,31 @@ def test_every_request_is_answered_in_full_at_any_c() -> None:
             # 1 token from the prefill, then 8 steps of 4
             assert found.accept_length == 4.0 and set(found.commits) == {4}
             assert found.in_flight <= concurrency + 1e-6
+
+
+@pytest.mark.alone
+def test_requests_that_begin_apart_do_not_end_together() -> None:
+    with stub(step_ms=20) as url:  # 8 steps and the prefill: 180 ms a request
+        for apart_s in (0.0, 0.18):
+            samples = asyncio.run(drive(url, PROMPTS, Load(4, "p", 33, 12, 1), limit_s=20, apart_s=apart_s))
+            ends = sorted(sample.answer.events[-1].at for sample in samples)
+            gaps = [b - a for a, b in itertools.pairwise(ends)]
+            assert statistics.median(gaps) > 0.03 if apart_s else statistics.median(gaps) < 0.02
+
+
+@pytest.mark.alone
+def test_passes_after_the_first_begin_over_a_requests_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    async def noted(*args: Any, apart_s: float, **options: Any) -> list[Sample]:
+        seen.append(apart_s)
+        return await drive(*args, apart_s=apart_s, **options)
+
+    monkeypatch.setattr(cell, "drive", noted)
+    with stub(step_ms=20) as url:
+        cell.measure_cell(url, Load(2, "p", 33, 4, 1), PROMPTS, eos=None, pass_limit_s=20)
+    assert seen[0] == 0.0 and len(seen) >= 3
+    assert seen[1:] == pytest.approx([0.18] * (len(seen) - 1), rel=0.3)
 
 
 @pytest.mark.alone
