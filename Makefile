@@ -8,8 +8,8 @@
 # make release-check  releases built twice in two places and compared byte for byte, the patches over the real SGLang,
 #                     the slim sm_90 release (downloads about 500 MB once)
 # make gate-report    every planted fault and 200 healthy runs through the exactness gate (about an hour on two cores)
-# make fault-matrix   every way in which a deploy can go wrong, on real test hosts, each to its declared end (root, about
-#                     an hour on two cores; what is done is not run again: call it again to go on)
+# make fault-matrix   every way in which a deploy can go wrong, on real test hosts, each to its declared end (root, a
+#                     quarter of an hour on two calm cores; what is done is not run again: call it again to go on)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH := torch==2.13.0+cpu
 # where PyTorch publishes its CPU builds; asked only when pip's own index does not have one

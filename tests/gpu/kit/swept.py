@@ -73,7 +73,7 @@ async def run_bench(lab: Lab) -> None:
         for profile in ("ar", "b8k4"):
             deploy = ["deploy", "--profile", profile, "--yes", "--no-snapshot"]
             if await typed(lab, folder, f"deploy {profile}", deploy, 0):
-                await _bench(lab, profile)
+                await _bench(lab, folder, profile)
     finally:
         await run_words(folder, ["logs"], lab.results.evidence / "bench-service.log")
         end(folder / "root")
@@ -81,18 +81,22 @@ async def run_bench(lab: Lab) -> None:
             shutil.copytree(compiled, lab.caches / SERVICE, dirs_exist_ok=True)
 
 
-async def _bench(lab: Lab, profile: str) -> None:
+async def _bench(lab: Lab, folder: Path, profile: str) -> None:
     """Both clients on one service."""
     out = lab.results.evidence / f"bench-serving-{profile}"
     command = [sys.executable, "-m", "benchmarks.bench_serving", "compare", "--url", f"http://127.0.0.1:{PORT}"]
     command += ["--model", str(lab.pair / "target"), "-c", "1,8", "--max-tokens", "256"]
     command += ["--per-slot", "4", "--out", str(out)]
-    # SGLang lies in the tree; where the reference engine stands in, `bench_serving prepare site` has put it there
-    path = os.pathsep.join([str(ROOT), lab.trees.patched if lab.trees else str(ROOT / "site")])
+    # the release has bench_serving; where the reference engine stands in, `bench_serving prepare site` was called
+    if lab.trees is None:
+        command += ["--site", str(ROOT / "site")]
+    else:
+        (python,) = folder.glob("root/releases/*/venv/bin/python")
+        command += ["--bench-python", str(python)]
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
