@@ -35,7 +35,7 @@ def report(
 ) -> int:
     """Write report.md, report.html (self-contained) and the charts of a run; with two runs, their comparison.
 
-    The same records give the same bytes. A README.md that has the markers already is kept up to date.
+    The same records give the same bytes. A README.md whose block is of this very report is kept up to date.
 
     Examples: ddtree report sweeps/ct200-k26-1a2b3c4d --readme; ddtree report sweeps/before sweeps/after -o compared
     """
@@ -68,11 +68,11 @@ def report(
 
 
 def _readme(workspace: Path | None, wanted: bool, records: list[Record], place: Path) -> bool:
-    """Put the block into the workspace's README.md where it was asked for or stands already."""
+    """Put the block into the workspace's README.md where it was asked for, or that of this very report stands there."""
     from ddtree_ops.cli.output import write_whole
     from ddtree_ops.errors import UsageError
     from ddtree_ops.model import find_workspace
-    from ddtree_ops.report.write import BEGIN, readme_block, with_block
+    from ddtree_ops.report.write import link, readme_block, with_block
 
     try:
         top = find_workspace(workspace)
@@ -82,10 +82,10 @@ def _readme(workspace: Path | None, wanted: bool, records: list[Record], place: 
         return False
     file = top / "README.md"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    if not wanted and BEGIN not in text:
-        return False
     report_file = (place / "report.md").resolve()
     inside = report_file.is_relative_to(top.resolve())
     where = str(report_file.relative_to(top.resolve())) if inside else str(report_file)
+    if not wanted and link(where) not in text:
+        return False
     write_whole(file, with_block(text, readme_block(records, where)), "README.md")
     return True

@@ -68,8 +68,12 @@ def readme_block(records: Sequence[Record], where: str) -> str:
         table: Table = by_concurrency(group) if len(group.loads) > 1 else one_load(group, group.loads[0])
         blocks += [table, Items(commentary(group, crossings))]
     first = Text(f"{run.service} on {run.host}, {moment(run.t)}. {headline(records)}")
-    link = f"Method, intervals and charts: [{where}]({where})\n"
-    return f"{BEGIN}\n\n{markdown([first, *blocks])}\n{link}\n{END}"
+    return f"{BEGIN}\n\n{markdown([first, *blocks])}\n{link(where)}\n\n{END}"
+
+
+def link(where: str) -> str:
+    """The block's last line, which says of which report it is."""
+    return f"Method, intervals and charts: [{where}]({where})"
 
 
 def with_block(readme: str, block: str) -> str:

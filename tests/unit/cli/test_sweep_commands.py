@@ -73,6 +73,22 @@ def test_a_report_is_written_beside_its_run_and_told_as_json(fleet: Path) -> Non
     assert "[sweeps/x/report/report.md](sweeps/x/report/report.md)" in (fleet / "README.md").read_text()
 
 
+def test_a_readmes_block_is_kept_up_to_date_by_its_own_report_alone(fleet: Path, tmp_path: Path) -> None:
+    """Once any report written from within a workspace took the place of the one that its README shows."""
+    for name in "xy":
+        (fleet / "sweeps" / name).mkdir(parents=True)
+        (fleet / "sweeps" / name / JOURNAL).write_bytes((STORED / JOURNAL).read_bytes())
+    assert ddtree(fleet, "report", "sweeps/x", "--readme")[0] == 0
+    readme = fleet / "README.md"
+    shown = readme.read_text()
+    for words in (["sweeps/y"], ["sweeps/x", "-o", str(tmp_path / "elsewhere")]):
+        code, out, _ = ddtree(fleet, "report", *words, "--json")
+        assert (code, json.loads(out)["readme"], readme.read_text()) == (0, False, shown)
+    readme.write_text(shown.replace("tokens/s", "apples"))
+    assert ddtree(fleet, "report", "sweeps/x")[0] == 0
+    assert readme.read_text() == shown
+
+
 def test_a_shape_takes_the_profiles_place_and_the_hosts_rules_hold(fleet: Path) -> None:
     workspace = load_workspace(fleet)
     for shape in (AR, Shape("dflash"), B8K4):
